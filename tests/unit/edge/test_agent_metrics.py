@@ -97,6 +97,18 @@ def test_requests_are_counted_by_model_route_and_reason() -> None:
         assert not any(name == "upwell_degraded_total" for name, _ in found)
 
 
+@pytest.mark.parametrize("wanted", ["", "True"])
+def test_series_of_beginnings_can_be_turned_off_as_those_of_the_library(
+    monkeypatch: pytest.MonkeyPatch, wanted: str
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_DISABLE_CREATED_SERIES", wanted)
+    with scene("defaults: {deadline: 5s}") as at:
+        at.infer(rows_of(UNSURE))
+        names = {name for name, _ in samples(at)}
+    assert {"upwell_requests_total", "upwell_request_seconds_count", "upwell_uplink_bytes_total"} <= names
+    assert any(name.endswith("_created") for name in names) is not bool(wanted)
+
+
 def test_answers_are_counted_however_many_come_between_two_scrapes() -> None:
     tally = AnswerTally()
     for taken in range(1, 2 * AT_ONCE + 3):

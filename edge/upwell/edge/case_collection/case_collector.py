@@ -150,9 +150,9 @@ class CaseCollector:
         with self._lock:
             return Counter(self._counts)
 
-    def held(self) -> tuple[int, int]:
-        """The number of cases on disk, and their bytes. Raises `SpoolUnavailable`."""
-        return (0, 0) if self._keeper is None else self._keeper.ask(lambda store: store.held())
+    def held(self, timeout_s: float | None = None) -> tuple[int, int]:
+        """The number of cases on disk, and their bytes. Raises as `Spool.held` does."""
+        return (0, 0) if self._keeper is None else self._keeper.ask(lambda store: store.held(), timeout_s)
 
     def close(self) -> None:
         """Write the waiting cases and close the database. Calling it twice is harmless."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version as package_version
@@ -87,6 +88,12 @@ def agent_families(
     yield from health_families(health)
 
 
+def _created(since_s: float) -> float | None:
+    """The time for a series `_created`; None where the environment turns these off, as the library's counters do."""
+    is_off = os.environ.get("PROMETHEUS_DISABLE_CREATED_SERIES", "").lower() in ("true", "1", "t")
+    return None if is_off else since_s
+
+
 def answer_families(tally: AnswerTally) -> Iterator[Metric]:
     """A counter and a histogram."""
     requests = CounterMetricFamily("upwell_requests", "Requests answered.", labels=["model", "route", "reason"])
@@ -94,13 +101,14 @@ def answer_families(tally: AnswerTally) -> Iterator[Metric]:
     bounds = [*map(str, BUCKETS_S), "+Inf"]
     routes: dict[tuple[str, str], Times] = {}
     for (model, route, reason), times in tally.times().items():
-        requests.add_metric([model, str(route), str(reason)], sum(times.counts), created=times.since_s)
+        requests.add_metric([model, str(route), str(reason)], sum(times.counts), created=_created(times.since_s))
         whole = routes.setdefault((model, str(route)), Times(times.since_s))
         whole.counts = [*map(add, whole.counts, times.counts)]
         whole.sum_s += times.sum_s
     for (model, name), times in routes.items():
         seconds.add_metric([model, name], [*zip(bounds, accumulate(times.counts), strict=True)], times.sum_s)
-        seconds.add_sample("upwell_request_seconds_created", {"model": model, "route": name}, times.since_s)
+        if (since_s := _created(times.since_s)) is not None:
+            seconds.add_sample("upwell_request_seconds_created", {"model": model, "route": name}, since_s)
     yield from (requests, seconds)
 
 
@@ -109,7 +117,7 @@ def tally_families(tallies: Iterable[Tally]) -> Iterator[Metric]:
     for tally in tallies:
         metric = CounterMetricFamily(tally.name, tally.text, labels=tally.labels)
         for values, count in tally.counts().items():
-            metric.add_metric(values, count, created=tally.since_s(values))
+            metric.add_metric(values, count, created=_created(tally.since_s(values)))
         yield metric
 
 
@@ -147,7 +155,7 @@ def release_families(client: ReleaseControl) -> Iterable[Metric]:
 
 def spool_families(spool: Spool) -> Iterator[Metric]:
     """The spool's counters and its contents on disk, which are left out while the disk cannot be read."""
-    from upwell.edge.spool.spooled_request import SpoolUnavailable
+    from upwell.edge.spool.spooled_request import READ_TIMEOUT_S, SpoolUnavailable
 
     counts = spool.counts()
     for name, text in _SPOOL_COUNTS.items():
@@ -155,7 +163,7 @@ def spool_families(spool: Spool) -> Iterator[Metric]:
     lost = {name: getattr(counts, name) for name in _SPOOL_LOST}
     yield counter_by("upwell_spool_lost", "Cases and results dropped or not accepted.", "why", lost)
     try:
-        held = spool.held()
+        held = spool.held(READ_TIMEOUT_S)
     except SpoolUnavailable:
         return
     yield GaugeMetricFamily("upwell_spool_waiting", "Cases waiting for the cloud.", held.waiting)
@@ -165,7 +173,7 @@ def spool_families(spool: Spool) -> Iterator[Metric]:
 
 def case_families(collector: CaseCollector) -> Iterator[Metric]:
     """Counters of collected cases and their size on disk, which is left out while the disk cannot be read."""
-    from upwell.edge.spool.spooled_request import SpoolUnavailable
+    from upwell.edge.spool.spooled_request import READ_TIMEOUT_S, SpoolUnavailable
 
     counts = collector.counts()
     yield CounterMetricFamily("upwell_cases_kept", "Rows stored as cases.", counts.get("kept", 0))
@@ -174,7 +182,7 @@ def case_families(collector: CaseCollector) -> Iterator[Metric]:
     lost = {name: counts.get(name, 0) for name in _CASES_LOST}
     yield counter_by("upwell_cases_lost", "Cases dropped or not accepted.", "why", lost)
     try:
-        number, size_bytes = collector.held()
+        number, size_bytes = collector.held(READ_TIMEOUT_S)
     except SpoolUnavailable:
         return
     yield GaugeMetricFamily("upwell_cases_held", "Cases on disk.", number)

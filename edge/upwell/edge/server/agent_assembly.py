@@ -202,10 +202,10 @@ def _link_and_spool(agent: AgentCore) -> dict[str, float | None]:
         "up_bytes_per_s": 1.0 / inverse if inverse > 0 else None,
     }
     if agent.spool is not None:
-        from upwell.edge.spool.spooled_request import SpoolUnavailable
+        from upwell.edge.spool.spooled_request import READ_TIMEOUT_S, SpoolUnavailable
 
         with suppress(SpoolUnavailable):
-            held = agent.spool.held()
+            held = agent.spool.held(READ_TIMEOUT_S)
             found |= {"spool_waiting": held.waiting, "spool_bytes": held.size_bytes}
     return found
 

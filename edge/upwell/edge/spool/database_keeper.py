@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout  # differs from the built-in class before 3.11
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -84,9 +85,12 @@ class Keeper(Generic[StoreT]):
             self._news.notify_all()
         return done
 
-    def ask(self, work: Callable[[StoreT], T]) -> T:
-        """Run `work` and wait for it. Raises `SpoolUnavailable`."""
-        return self.submit(work).result()
+    def ask(self, work: Callable[[StoreT], T], timeout_s: float | None = None) -> T:
+        """Run `work` and wait for it. Raises `SpoolUnavailable`, also if that takes longer than `timeout_s`."""
+        try:
+            return self.submit(work).result(timeout_s)
+        except FutureTimeout:
+            raise SpoolUnavailable(f"{self._path} does not answer in time") from None
 
     @property
     def waiting_bytes(self) -> int:

@@ -113,9 +113,9 @@ class Spool:
         """The counts since the start."""
         return self._tally.counts
 
-    def held(self) -> SpoolHeld:
-        """The contents on disk. Raises `SpoolUnavailable`."""
-        return self._keeper.ask(lambda store: store.held(self._keeper.now_s()))
+    def held(self, timeout_s: float | None = None) -> SpoolHeld:
+        """The contents on disk. Raises `SpoolUnavailable`, also if reading them takes longer than `timeout_s`."""
+        return self._keeper.ask(lambda store: store.held(self._keeper.now_s()), timeout_s)
 
     def close(self) -> None:
         """End the streams, let a call in progress end (within `send_timeout_s`), and close the database.

@@ -66,6 +66,14 @@ class _Server(ThreadingWSGIServer):
         """Whether there is room for another connection."""
         return self._room.acquire(blocking=False)
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Start the thread; where none is left, the place is free again."""
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._room.release()
+            raise
+
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answer, then free the place."""
         try:

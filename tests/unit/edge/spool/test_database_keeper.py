@@ -9,6 +9,7 @@ import pytest
 
 from upwell.edge.case_collection.case_database import CaseStore
 from upwell.edge.spool.database_keeper import Keeper, KeptDatabase
+from upwell.edge.spool.spooled_request import SpoolUnavailable
 
 
 def test_work_that_fails_does_not_take_with_it_what_is_done_in_the_same_group(tmp_path: Path) -> None:
@@ -28,6 +29,21 @@ def test_work_that_fails_does_not_take_with_it_what_is_done_in_the_same_group(tm
         assert [one.result(60) for one in (*good, last)] == [0.0] * 4
         with pytest.raises(ZeroDivisionError):
             broken.result(60)
+    finally:
+        may_go_on.set()
+        keeper.close()
+
+
+def test_who_reads_waits_no_longer_than_it_can_for_a_disk_that_hangs(tmp_path: Path) -> None:
+    keeper = Keeper(KeptDatabase("cases", tmp_path / "cases.db", CaseStore.open, lambda _: None, "nothing is kept"))
+    may_go_on = threading.Event()
+    try:
+        hanging = keeper.submit(lambda _: may_go_on.wait(60))
+        with pytest.raises(SpoolUnavailable, match="does not answer in time"):
+            keeper.ask(CaseStore.held, 0.01)
+        may_go_on.set()
+        assert hanging.result(60)
+        assert keeper.ask(CaseStore.held, 60) == (0, 0)
     finally:
         may_go_on.set()
         keeper.close()
