@@ -29,6 +29,7 @@ from upwell.shared.routing.drift.drift_reference import DriftReference, Floats, 
 from upwell.shared.routing.drift.model_drift import DriftReport, ModelDrift
 from upwell.shared.routing.hardness import UNMOVED, Measure
 from upwell.shared.routing.policy.settings import HardSettings
+from upwell.shared.routing.request_tags import tag_key
 from upwell.shared.signature.answer_agreement import best_class, found_boxes, label_of
 from upwell.shared.signature.picture_quality import picture_quality
 from upwell.shared.signature.signature import Signature
@@ -41,7 +42,7 @@ NO_BOX = "(no box)"
 def measured(
     signature: Signature, scorer: Scorer, outputs: Mapping[str, Array], picture: bytes | Array | None, measure: Measure
 ) -> RowMeasures:
-    """One row: `outputs` with their row dimension, and the encoded picture, or its pixels [height, width, channels].
+    """One row: `outputs` with their row dimension, and its `picture_of`.
 
     Its hardness is that of unmoved logits, so that a reference means the same whatever holds without a calibration.
     """
@@ -58,6 +59,23 @@ def measured(
         sharpness=sharpness,
         vector=row_vector(signature, scorer, outputs),
     )
+
+
+def picture_of(signature: Signature, inputs: Mapping[str, Array], row: int) -> bytes | Array | None:
+    """The picture that a caller gave for a row, encoded or as pixels [height, width, channels] in RGB; of several the
+    first in the signature. None if there is none."""
+    for one in signature.inputs:
+        array = inputs.get(one.name) if one.kind == "image" else None
+        if array is None:
+            continue
+        if array.dtype.hasobject:
+            encoded = array.flat[row]
+            return encoded if isinstance(encoded, bytes) else None
+        if array.ndim != 4:
+            return None
+        pixels: Array = array[row]
+        return pixels[..., ::-1] if one.is_bgr and pixels.shape[-1] == 3 else pixels
+    return None
 
 
 def row_label(signature: Signature, outputs: Mapping[str, Array]) -> str:
@@ -155,21 +173,29 @@ class DriftWatch:
         if edge is None or edge.source.reference is None or not self._has_token(name, done.parts.rows):
             return
         settings, facts = done.settings, done.signals.request_facts
-        source = facts.tags.get(settings.source.tag if settings.source else "pipeline", "")
+        source = tag_key(facts.tags.get(settings.source.tag if settings.source else "pipeline", ""))
         for rows, run in done.parts.edge:
             for index, row in enumerate(rows):
                 # The caller may change its arrays once it has its answer.
                 outputs = {key: array[index : index + 1].copy() if edge.signature.has_rows else array.copy()
                            for key, array in run.outputs.items()}  # fmt: skip
-                picture = _picture(edge, done, row)
+                picture = picture_of(edge.signature, done.inputs, row)
                 size_bytes = sum(array.nbytes for array in outputs.values())
-                if picture is not None:
-                    size_bytes += len(picture) if isinstance(picture, bytes) else picture.nbytes
+                if isinstance(picture, bytes):
+                    size_bytes += len(picture)
+                elif picture is not None:
+                    picture = picture.copy()
+                    size_bytes += picture.nbytes
                 self._put(_Waiting(name, facts.wall_time_s, edge, outputs, picture, source, size_bytes=size_bytes))
 
     def audited(self, model: str, disagreed: bool) -> None:
         """Count an answer of the cloud to an audit."""
         self._put(_Waiting(model, time.time(), disagreed=disagreed))
+
+    def serves(self, model: str, edge: EdgeModel) -> None:
+        """Note the version that answers from now on: without a reference, what was found of the former one ends."""
+        if edge.source.reference is None and self._thread is not None:
+            self._put(_Waiting(model, time.time(), edge), is_sure=True)
 
     def reports(self) -> Mapping[str, DriftReport]:
         """The report of each model counted since the start."""
@@ -193,10 +219,10 @@ class DriftWatch:
             self._tokens[model] = (tokens - rows if has else tokens, now_s)
         return has
 
-    def _put(self, waiting: _Waiting) -> None:
+    def _put(self, waiting: _Waiting, *, is_sure: bool = False) -> None:
         with self._work:
             is_full = len(self._queue) >= _MOST_WAITING or self._queued_bytes >= _MOST_WAITING_BYTES
-            if self._closed or is_full:
+            if self._closed or (is_full and not is_sure):
                 return
             self._queue.append(waiting)
             self._queued_bytes += waiting.size_bytes
@@ -225,7 +251,9 @@ class DriftWatch:
         touched = {one.model for one in taken if self._count(one)}
         with self._lock:
             for name in touched:
-                self._reports[name] = self._models[name].drift.report()
+                self._reports.pop(name, None)
+                if name in self._models:
+                    self._reports[name] = self._models[name].drift.report()
         self._changed = self._changed or bool(touched)
         self._tell_changes()
 
@@ -235,7 +263,10 @@ class DriftWatch:
                 self._models[one.model].drift.audited(one.disagreed, one.at_unix_s)
             return one.model in self._models
         edge = one.edge
-        if edge is None or edge.source.reference is None or one.outputs is None:
+        if edge is not None and edge.source.reference is None:
+            self._saved = {name: saved for name, saved in self._saved.items() if name != one.model}
+            return self._models.pop(one.model, None) is not None
+        if edge is None or one.outputs is None:
             return False
         drift = self._drift_of(one.model, edge)
         row = measured(edge.signature, edge.scorer, one.outputs, one.picture, drift.reference.measure)
@@ -262,7 +293,7 @@ class DriftWatch:
             return drift
         try:
             drift.restore(saved["state"])
-        except (ValueError, KeyError, TypeError, IndexError):
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
             _log.warning("%s: the drift counts of %s cannot be read and start over", self._file.path, model)
             return ModelDrift(reference)
         return drift
@@ -306,16 +337,3 @@ def _models_in(document: Any) -> Mapping[str, Any]:
     if not isinstance(models, dict) or not all(isinstance(one, dict) for one in models.values()):
         raise ValueError("expected `models`")
     return models
-
-
-def _picture(edge: EdgeModel, done: RequestRecord, row: int) -> bytes | Array | None:
-    """The row's encoded picture, or a copy of its pixels; None if the model takes no pictures."""
-    for name in edge.pictures:
-        array = done.sent_inputs.get(name)
-        if array is None:
-            continue
-        if array.dtype.hasobject:
-            one = array.flat[row]
-            return one if isinstance(one, bytes) else None
-        return array[row].copy() if array.ndim == 4 else None
-    return None

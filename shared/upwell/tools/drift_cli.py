@@ -18,7 +18,7 @@ from rich.table import Table
 
 from upwell.edge.bundle.bundle import DESCRIPTION_NAME, MANIFEST_NAME, REFERENCE_NAME, Trust
 from upwell.edge.config import state_dir_of
-from upwell.edge.drift import FILE_NAME, MAX_BYTES, measured
+from upwell.edge.drift import FILE_NAME, MAX_BYTES, measured, picture_of
 from upwell.edge.models.edge_model import EdgeModel, ServedModel
 from upwell.edge.models.model_config import EdgeSide, ModelSection
 from upwell.edge.request.request import as_arrays
@@ -197,7 +197,7 @@ def _measured(served: ServedModel, edge: EdgeModel, data: Path) -> tuple[list[Ro
             if measure is None:
                 known = edge.scorer.score_all(outputs, HardSettings(), 1)[0]
                 measure = "margin" if "margin" in known else cast("Measure", next(iter(known), "margin"))
-            picture = next((_first(inputs[name]) for name in edge.pictures if name in inputs), None)
+            picture = picture_of(edge.signature, inputs, 0)
             rows.append(measured(edge.signature, edge.scorer, outputs, picture, measure))
             if len(rows) > MOST_ROWS:
                 raise ConfigError.at(data, f"more than {MOST_ROWS} rows; give a part of them", "--data")
@@ -230,13 +230,6 @@ def _requests(served: ServedModel, data: Path) -> Iterator[Mapping[str, Array]]:
 
 def _no_metadata() -> ModelMetadata:
     raise AssertionError("a .npz names its inputs itself")
-
-
-def _first(array: Array) -> bytes | Array | None:
-    if array.dtype.hasobject:
-        one = array.flat[0]
-        return one if isinstance(one, bytes) else None
-    return np.asarray(array[0]) if array.ndim == 4 else None
 
 
 def _report(made: DriftReference, rows: int, path: Path, as_json: bool) -> None:

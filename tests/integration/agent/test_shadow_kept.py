@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -87,6 +88,23 @@ def test_a_request_is_answered_without_a_thread_for_the_shadow_release_which_run
             patch.setattr(shadow_release, "threading", SimpleNamespace(Thread=fail))
             assert it.agent.infer("digits", {"image": picture(0)}).outputs["scores"].shape == (1, 10)
         assert "running the shadow release failed" in caplog.text
+
+        def asked() -> bool:
+            it.agent.infer("digits", {"image": picture(0)})
+            return has_lines(it.agent.shadow, 1)
+
+        until(asked, LIMIT_S)
+
+
+def test_it_answers_what_came_whatever_goes_up(tmp_path: Path, beside: EdgeModel) -> None:
+    bundle = shutil.copytree(EDGE_BUNDLE, tmp_path / "bundle")
+    description = (bundle / "model.yaml").read_text()
+    written, instead = "labels: labels.txt}", "labels: labels.txt}, logits: {kind: tensor}"
+    (bundle / "model.yaml").write_text(description.replace(written, instead))
+    side = {"bundle": str(bundle), "runtime": "onnx", "exits": ["logits"]}
+    models = {"digits": {"edge": side, "cloud": {"model": "digits-large"}}}
+    with spooling_agent(tmp_path, EASY, None, models=models) as it:
+        it.agent.shadow.begin(RELEASE, {"digits": beside})
 
         def asked() -> bool:
             it.agent.infer("digits", {"image": picture(0)})

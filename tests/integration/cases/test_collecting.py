@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import io
 import json
+import shutil
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from tests.faults.clouds import ScriptedCloud
-from tests.faults.oracles import cloud_scores, edge_scores, margins, picture, pictures
+from tests.faults.oracles import EDGE_BUNDLE, cloud_scores, edge_scores, margins, picture, pictures
 from tests.faults.scene import until
 from tests.integration.agent.kept import EASY, MARK, SPOOLED, STATE, Kept, spooling_agent
 from tests.integration.cases.made_cases import Made, encoded, keep
+from upwell.edge.case_collection import case_collector, case_database
 from upwell.edge.case_collection.case_database import FILE_NAME, CaseStore
 from upwell.edge.case_collection.case_file_encryption import pack
 from upwell.edge.case_collection.collected_case import CollectedCase
@@ -96,6 +103,34 @@ def test_without_a_cloud_hard_rows_of_a_request_are_kept_each_by_itself(tmp_path
     assert [case.facts.row for case in cases] == np.flatnonzero(found < 0.9).tolist()
     assert [case.pictures()["image"] for case in cases] == [picture(case.facts.row) for case in cases]
     assert all(case.cloud == b"" for case in cases)
+
+
+@pytest.mark.parametrize(
+    ("written", "instead", "side"),
+    [
+        ("image: {kind: image}", "image: {kind: image, uplink: {encode: jpeg, quality: 5}}", {}),
+        ("labels: labels.txt}", "labels: labels.txt}, logits: {kind: tensor}", {"exits": ["logits"]}),
+    ],
+    ids=["sent as a JPEG", "behind an exit"],
+)
+def test_a_case_holds_the_picture_that_came_whatever_goes_up(
+    tmp_path: Path, cloud: ScriptedCloud, written: str, instead: str, side: dict[str, Any]
+) -> None:
+    bundle = shutil.copytree(EDGE_BUNDLE, tmp_path / "bundle")
+    description = (bundle / "model.yaml").read_text()
+    assert written in description
+    (bundle / "model.yaml").write_text(description.replace(written, instead))
+    models = {
+        "digits": {"edge": {"bundle": str(bundle), "runtime": "onnx", **side}, "cloud": {"model": "digits-large"}}
+    }
+    pixels = np.asarray(Image.open(io.BytesIO(picture(0))).convert("RGB"))
+    policy = {"deadline": "5s", "hard": {"measure": "max_prob", "below": 1.0}, "collect": {}}
+    with spooling_agent(tmp_path, policy, cloud, models=models) as it:
+        it.agent.infer("digits", {"image": pixels[None]})
+        (case,) = kept(it, 1)
+    stored = Image.open(io.BytesIO(case.pictures()["image"]))
+    assert stored.format == "PNG"
+    np.testing.assert_array_equal(np.asarray(stored.convert("RGB")), pixels)
 
 
 def test_what_missed_the_cloud_gets_its_answer_later(tmp_path: Path, cloud: ScriptedCloud) -> None:
@@ -315,3 +350,71 @@ def test_bytes_are_capped_by_dropping_the_oldest_mined_cases_and_age_drops_all(t
         store.expire(127.5)
     store.close()
     assert [facts.id for facts in source.facts()] == [case.facts.id for case in made[28:]]
+
+
+def test_the_tags_of_a_case_take_room_too() -> None:
+    plain, tagged = (Made(encoded((4, 4)), {}, {}, tags=tags).case() for tags in ({}, {"note": "\u00e9" * 1000}))
+    assert tagged.size_bytes - plain.size_bytes > 2 * 6 * 1000
+
+
+def test_a_case_too_large_to_be_kept_takes_nothing_of_its_day(tmp_path: Path) -> None:
+    store = CaseStore.open(tmp_path / FILE_NAME)
+    settings = CollectSettings(per_day=1, keep_bytes=60_000)
+    large, *small = [Made(encoded((side, side)), {}, {}).case() for side in (400, 4, 4)]
+    with store.transaction():
+        found = [store.add(case, settings, 0.0) for case in (large, *small)]
+    store.close()
+    assert found == ["refused_large", "kept", "refused_day"]
+
+
+def test_pictures_that_wait_for_a_disk_that_hangs_take_bounded_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(case_collector, "_MOST_WAITING_BYTES", 5000)
+    may_go_on = threading.Event()
+    always = {"deadline": "5s", "hard": {"measure": "max_prob", "below": 1.0}, "collect": {}}
+    with spooling_agent(tmp_path, always, None) as it:
+        it.ask(0)
+        kept(it, 1)
+        collector = it.agent.collector
+        assert collector is not None
+        assert collector._keeper is not None
+        try:
+            collector._keeper.submit(lambda _: may_go_on.wait(60))
+            for index in range(20):
+                it.ask(index, mark=bytes(1000))
+            assert collector.counts()["refused_busy"] > 10
+        finally:
+            may_go_on.set()
+
+
+def test_sources_that_callers_invent_share_the_limit_of_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(case_database, "_MOST_SOURCES", 2)
+    store = CaseStore.open(tmp_path / FILE_NAME)
+    settings = CollectSettings(per_day=2)
+
+    def added(source: str) -> str:
+        case = Made(encoded((4, 4)), {}, {}).case()
+        with store.transaction():
+            return store.add(replace(case, facts=case.facts.model_copy(update={"source": source})), settings, 0.0)
+
+    assert [added(source) for source in "aab"] == ["kept"] * 3
+    assert [added(source * 100_000) for source in "cde"] == ["kept", "kept", "refused_day"]
+    assert [added(source) for source in "ab"] == ["refused_day", "kept"]
+    store.close()
+
+
+def test_a_day_keeps_its_count_where_the_wall_clock_is_far_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [Made(encoded((4, 4)), {}, {}).case() for _ in range(2)]
+    booted_s = made[0].facts.created_unix_s
+    monkeypatch.setattr(case_database, "time", SimpleNamespace(time=lambda: booted_s))
+    store = CaseStore.open(tmp_path / FILE_NAME)
+    found = []
+    for case in made:
+        with store.transaction():
+            found.append(store.add(case, CollectSettings(per_day=1), booted_s + 1e8))
+            store.expire(booted_s + 1e8)
+    store.close()
+    assert found == ["kept", "refused_day"]

@@ -20,10 +20,17 @@ from tests.faults.oracles import EDGE_BUNDLE, picture
 from tests.faults.scene import until, write_agent
 from tests.fleet_service import service
 from tests.integration.agent.kept import EASY, STATE, Kept, spooling_agent
+from upwell.edge.bundle.open_bundle import NO_TRUST
+from upwell.edge.drift import picture_of
 from upwell.edge.fleet.device_facts import within_bytes
+from upwell.edge.models.model_config import ModelSection
 from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.edge.server.agent_core import AgentCore
+from upwell.edge.updates.model_versions.model_start import loaded
 from upwell.shared.errors import ConfigError
+from upwell.shared.signature.picture_quality import picture_quality
+from upwell.shared.signature.signature import LogicalInput, Signature
+from upwell.shared.tensors import TensorSpec
 from upwell.tools.cli import build_app
 from upwell.tools.demo.digit_data import heldout
 
@@ -204,3 +211,63 @@ def test_what_is_told_of_drift_holds_what_fits_and_what_drifted_first() -> None:
     found = within_bytes(documents, 1500)
     assert next(iter(found)) == "late"
     assert 5 < len(found) < 15
+
+
+@pytest.mark.parametrize(
+    ("written", "instead", "side"),
+    [
+        ("image: {kind: image}", "image: {kind: image, uplink: {encode: jpeg, quality: 5}}", {}),
+        ("labels: labels.txt}", "labels: labels.txt}, logits: {kind: tensor}", {"exits": ["logits"]}),
+    ],
+    ids=["sent as a JPEG", "behind an exit"],
+)
+def test_the_pictures_that_came_are_measured_whatever_goes_up(
+    tmp_path: Path, bundle: Path, written: str, instead: str, side: dict[str, Any]
+) -> None:
+    copy = shutil.copytree(bundle, tmp_path / "bundle")
+    (copy / "model.yaml").write_text((copy / "model.yaml").read_text().replace(written, instead))
+    models = {"digits": {"edge": {"bundle": str(copy), "runtime": "onnx", **side}, "cloud": {"model": "digits-large"}}}
+    with ScriptedCloud() as cloud, spooling_agent(tmp_path, EASY, cloud, models=models) as it:
+        edge = it.agent.models["digits"].edge
+        assert edge is not None
+        assert edge.source.reference is not None
+        expected = edge.source.reference.quantities["sharpness"]
+        bins = [0] * len(expected.counts)
+        for index in range(250, 270):
+            bins[expected.bin_of(picture_quality(picture(index))[1]) or 0] += 1
+            pixels = np.asarray(Image.open(io.BytesIO(picture(index))).convert("L"))
+            it.agent.infer("digits", {"image": pixels[None, :, :, None]})
+        until(lambda: report(it.agent) is not None and report(it.agent).quantities["sharpness"].rows == 20)
+        assert report(it.agent).quantities["sharpness"].counts == bins
+
+
+def test_a_version_without_a_reference_ends_what_was_found_of_the_one_before(tmp_path: Path, bundle: Path) -> None:
+    on_drift = {"hard": {"measure": "max_prob", "below": 1.0}}
+    plain = ModelSection.model_validate({"edge": {"bundle": str(EDGE_BUNDLE), "runtime": "onnx"}})
+    with (
+        ScriptedCloud() as cloud,
+        spooling_agent(tmp_path, {**EASY, "on_drift": on_drift}, cloud, models=models_of(bundle)) as it,
+        loaded("digits", plain, NO_TRUST) as served,
+    ):
+        for index in range(200):
+            ask(it, darkened(index, 0.3))
+        until(lambda: report(it.agent) is not None and report(it.agent).findings == ["camera"])
+        until(lambda: ask(it, darkened(1, 0.3)).reason == "drifted")
+        assert served.edge is not None
+        it.agent.replace_edge("digits", served.edge)
+        until(lambda: ask(it, darkened(1, 0.3)).reason == "easy")
+        assert report(it.agent) is None
+        assert "drift" not in it.agent.health_document()
+    assert json.loads((tmp_path / "state" / "drift.json").read_text())["models"] == {}
+
+
+def test_pixels_are_measured_in_rgb_and_of_two_pictures_the_first() -> None:
+    taken = TensorSpec("", "BYTES", (-1,))
+    left, right = (LogicalInput(name, "image", taken, is_bgr=name == "right") for name in ("left", "right"))
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 4, 4, 3), np.uint8)
+    inputs = {"right": pixels, "left": pixels + np.uint8(1)}
+    for signature, expected in (
+        (Signature((left, right), (), has_rows=True), inputs["left"][1]),
+        (Signature((right, left), (), has_rows=True), pixels[1, :, :, ::-1]),
+    ):
+        np.testing.assert_array_equal(picture_of(signature, inputs, 1), expected)

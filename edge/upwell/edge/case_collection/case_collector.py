@@ -30,7 +30,7 @@ from upwell.edge.drift import row_vector
 from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request.answer import Answer
-from upwell.edge.request.request import RequestRecord
+from upwell.edge.request.request import RequestRecord, size_bytes
 from upwell.edge.runtimes.base import runtime_name
 from upwell.edge.spool.database_keeper import Keeper, KeptDatabase
 from upwell.edge.spool.spooled_request import SpoolResult
@@ -40,6 +40,7 @@ from upwell.shared.routing.case_selection import EVALUATED, RowSigns, VectorRefe
 from upwell.shared.routing.drift.drift_reference import DistanceFrom, VectorModel
 from upwell.shared.routing.hardness import is_hard
 from upwell.shared.routing.policy.settings import CollectSettings, HardSettings
+from upwell.shared.routing.request_tags import tag_key
 from upwell.shared.signature.picture_codec import encode, in_rgb
 from upwell.shared.signature.signature import UplinkEncoding
 from upwell.shared.tensors import Array
@@ -118,17 +119,16 @@ class CaseCollector:
     def collect(self, done: RequestRecord, answer: Answer, collect: CollectSettings, later: SentLater) -> None:
         """Store the rows of an answered request that `collect` selects. The policy must allow it."""
         source = done.signals.request_facts.tags.get(collect.source, "")
+        known_as = tag_key(source)
         for row in self._rows(done):
-            edge = done.model.edge
-            signs = self._signs(done, row, later, source)
+            signs = self._signs(done, row, later, known_as)
             why = whys(collect, signs, _draw)
-            if not why or self._is_spared(done, row, collect, why, source):
+            if not why or self._is_spared(done, row, collect, why, known_as):
                 continue
             facts = self._facts(done, answer, row, why, signs, collect, source)
-            signature = None if edge is None else edge.signature
-            inputs = {name: array.copy() for name, array in done.inputs_of((row.number,)).items()}
-            if signature is not None and not done.signals.has_cloud:
-                inputs = dict(in_rgb(signature, inputs))
+            inputs = _copied(done.inputs_of((row.number,)))
+            if done.model.entry_model is not None:
+                inputs = in_rgb(done.model.entry_model.signature, inputs)
             self._keep(facts, inputs, row, collect, later.awaits(row.number, facts.signature.has_rows))
 
     def answered(self, result: SpoolResult) -> None:
@@ -207,7 +207,7 @@ class CaseCollector:
             novelty=self._novelty(done.model.name, edge, row),
             audit_share=later.audit_share if row.number in later.easy_rows else 0.0,
             is_audited=row.number == later.audited_row,
-            is_new_track=bool(row.track) and self._note_track((done.model.name, source, row.track)),
+            is_new_track=bool(row.track) and self._note_track((done.model.name, source, tag_key(row.track))),
         )
 
     def _novelty(self, model: str, edge: EdgeModel | None, row: _Row) -> float:
@@ -250,7 +250,7 @@ class CaseCollector:
         with self._lock:
             is_spared = self._full.get((model, source)) == _day()
             if row.track and collect.one_per_track:
-                key = (model, source, row.track)
+                key = (model, source, tag_key(row.track))
                 is_spared = is_spared or self._tracks.get(key, False)
                 if key in self._tracks:
                     self._tracks[key] = True
@@ -312,7 +312,7 @@ class CaseCollector:
             )
             return store.add(case, collect, keeper.now_s(), awaits)
 
-        done = keeper.submit(add, sum(array.nbytes for array in inputs.values()))
+        done = keeper.submit(add, size_bytes(inputs) + size_bytes(edge) + size_bytes(cloud))
         done.add_done_callback(lambda ended: self._note_kept(ended, facts))
 
     def _note_kept(self, ended: Future[Kept], facts: CaseFacts) -> None:
@@ -323,7 +323,9 @@ class CaseCollector:
             self._count({"failed_writes": 1})
         elif ended.result() == "refused_day":
             with self._lock:
-                self._full[facts.model, facts.source] = _day()
+                if len(self._full) >= _MOST_TRACKS:
+                    self._full.clear()
+                self._full[facts.model, tag_key(facts.source)] = _day()
 
 
 def _day() -> str:
@@ -344,7 +346,7 @@ def _signature(edge: EdgeModel | None, row: _Row, done: RequestRecord) -> CaseSi
     return CaseSignature.model_validate(
         {
             "has_rows": False,
-            "inputs": [{"name": name, "kind": "tensor"} for name in done.sent_inputs],
+            "inputs": [{"name": name, "kind": "tensor"} for name in done.inputs],
             "outputs": [{"name": name, "kind": "tensor"} for name in row.cloud],
         }
     )
@@ -377,9 +379,9 @@ def _encoded(array: Array, signature: CaseSignature, name: str) -> Array:
     return picture
 
 
-def _copied(outputs: Mapping[str, Array]) -> Mapping[str, Array]:
+def _copied(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
     """The caller may change its arrays once it has its answer."""
-    return {name: array.copy() for name, array in outputs.items()}
+    return {name: array.copy() for name, array in arrays.items()}
 
 
 def _finite(value: float) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,11 +14,14 @@ from upwell.edge.case_collection.collected_case import CaseFacts, CollectedCase
 from upwell.edge.spool.open_database import Migration, open_database
 from upwell.edge.spool.spool_store import TransactionalStore
 from upwell.shared.routing.policy.settings import CollectSettings
+from upwell.shared.routing.request_tags import tag_key
 
 FILE_NAME = "cases.db"
 """The database's name in the agent's `state_dir`."""
 
 _DAYS_KEPT = 7
+_MOST_SOURCES, _OTHERS = 1000, "(others)"
+"""So many sources of a model have a limit of their own each day, since callers may invent any number of them."""
 
 Kept: TypeAlias = Literal["kept", "refused_day", "refused_large"]
 """Outcomes of a case that is not stored: its source reached its daily limit, or it exceeds the size limit."""
@@ -75,12 +79,12 @@ class CaseStore(TransactionalStore):
         `awaits` is the id of the spooled case that the cloud will answer, and the row in it, -1 for all of it.
         """
         facts = case.facts
-        if not facts.is_evaluated and not self._counts_for_today(facts, collect.per_day):
-            self.counted["refused_day"] += 1
-            return "refused_day"
         if case.size_bytes > collect.keep_bytes:
             self.counted["refused_large"] += 1
             return "refused_large"
+        if not facts.is_evaluated and not self._counts_for_today(facts, collect.per_day):
+            self.counted["refused_day"] += 1
+            return "refused_day"
         held_bytes = self._bytes(facts.model) + case.size_bytes
         self._connection.execute(
             "INSERT INTO cases VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?)",
@@ -120,7 +124,8 @@ class CaseStore(TransactionalStore):
             self._held_bytes = {}
             self.counted["dropped_old"] += gone
             self._forget_signatures()
-        day = datetime.fromtimestamp(max(0.0, now_s - _DAYS_KEPT * 86400), timezone.utc).date().isoformat()
+        wall_s = min(now_s, time.time())  # a day has the wall clock's name, which may be far behind after a boot
+        day = datetime.fromtimestamp(max(0.0, wall_s - _DAYS_KEPT * 86400), timezone.utc).date().isoformat()
         self._connection.execute("DELETE FROM days WHERE day < ?", (day,))
 
     def held(self) -> tuple[int, int]:
@@ -130,9 +135,13 @@ class CaseStore(TransactionalStore):
 
     def _counts_for_today(self, facts: CaseFacts, per_day: int) -> bool:
         day = datetime.fromtimestamp(facts.created_unix_s, timezone.utc).date().isoformat()
-        key = (day, facts.model, facts.source)
-        where = "day = ? AND model = ? AND source = ?"
-        kept = self._number(f"SELECT coalesce(max(kept), 0) FROM days WHERE {where}", *key)  # noqa: S608 (a constant)
+        sources = self._number("SELECT count(*) FROM days WHERE day = ? AND model = ?", day, facts.model)
+        for source in (tag_key(facts.source), _OTHERS):
+            key = (day, facts.model, source)
+            where = "day = ? AND model = ? AND source = ?"
+            kept = self._number(f"SELECT coalesce(max(kept), 0) FROM days WHERE {where}", *key)  # noqa: S608 (a constant)
+            if kept or sources < _MOST_SOURCES:
+                break
         if kept >= per_day:
             return False
         self._connection.execute("INSERT OR REPLACE INTO days VALUES (?, ?, ?, ?)", (*key, kept + 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -23,7 +24,7 @@ from upwell.shared.tensors import Array
 from upwell.shared.units import LATEST_UNIX_S
 
 OVERHEAD_BYTES = 4096
-"""Disk space of a case beyond its tensors (bytes)."""
+"""Disk space of a case beyond its tensors and tags (bytes)."""
 
 
 class _Facts(BaseModel):
@@ -136,8 +137,9 @@ class CollectedCase:
 
     @property
     def size_bytes(self) -> int:
-        """Its size on disk."""
-        return len(self.request) + len(self.edge) + len(self.cloud) + OVERHEAD_BYTES
+        """Its size on disk, where its tags and source are stored twice."""
+        tags_bytes = 2 * len(json.dumps([dict(self.facts.tags), self.facts.source]))
+        return len(self.request) + len(self.edge) + len(self.cloud) + tags_bytes + OVERHEAD_BYTES
 
     def inputs(self) -> Mapping[str, Array]:
         """The inputs. Raises `InvalidRequest` if the stored data cannot be read."""

@@ -72,28 +72,29 @@ class AuditSampler:
         outputs = one_row(done.model.edge, outputs, rows.index(row))
         return AuditedRow(row, case_of(done, "audit", (row,), str(Reason.EASY), outputs, facts))
 
-    def send(self, done: RequestRecord, case: Case, verdict: Verdict) -> None:
-        """Spool the audit; during a trial, the previous version answers it first."""
+    def send(self, done: RequestRecord, audit: AuditedRow, verdict: Verdict) -> None:
+        """Spool the audit; during a trial, both versions answer what the caller gave first."""
         edge = done.model.edge
-        is_compared = edge is not None and edge.versions is not None and self._compare(edge, case, verdict)
+        is_compared = edge is not None and self._compare(edge, done.inputs_of((audit.row,)), audit.case, verdict)
         if self._spool is not None and not is_compared:
-            self._spool.put(case, verdict, 0.0)
+            self._spool.put(audit.case, verdict, 0.0)
 
-    def _compare(self, edge: EdgeModel, case: Case, verdict: Verdict) -> bool:
-        """Have the previous version answer an audit before it is spooled; False if there is no comparison."""
+    def _compare(self, edge: EdgeModel, inputs: Mapping[str, Array], case: Case, verdict: Verdict) -> bool:
+        """Have both versions answer an audit before it is spooled; False if there is no comparison."""
         spool, versions, response = self._spool, edge.versions, case.edge
         if spool is None or versions is None or response is None:
             return False
         # The caller may change its arrays once it has its answer.
-        inputs = {name: array.copy() for name, array in case.inputs.items()}
-        outputs = {name: array.copy() for name, array in response.outputs.items()}
+        own, sent, outputs = (
+            {name: array.copy() for name, array in arrays.items()} for arrays in (inputs, case.inputs, response.outputs)
+        )
 
         def put(name: str) -> None:
             facts = {**response.parameters, _TRIAL: name} if name else response.parameters
             said = replace(response, outputs=outputs, parameters=facts)
-            spool.put(replace(case, inputs=inputs, edge=said), verdict, 0.0)
+            spool.put(replace(case, inputs=sent, edge=said), verdict, 0.0)
 
-        return versions.audit(edge, inputs, put)
+        return versions.audit(edge, own, put)
 
 
 def is_sampled(share: float) -> bool:

@@ -123,7 +123,7 @@ class OutcomeRecorder:
             later = self._sent_later(done, spooled, tuple(sorted(missed)), audit, share)
             self._tried(done, "collecting a case", partial(self._collector.collect, done, answer, collect, later), None)
         if audit is not None:
-            self._tried(done, "sending an audit", partial(self._audits.send, done, audit.case, verdict), None)
+            self._tried(done, "sending an audit", partial(self._audits.send, done, audit, verdict), None)
         if lines:
             with_audit = audit.row if audit is not None and explored else -1
             left = [line for row, line in lines.items() if row != with_audit]

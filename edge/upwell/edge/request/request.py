@@ -294,14 +294,16 @@ def signals_of(
 class RequestRecord:
     """The record of one request.
 
-    `first` is the decision before the device ran, `second` the one after it, None if there was none. `sent_inputs` are
-    the inputs as model.yaml sends them to the cloud; `resizes` shrink their pictures before they go. `hardness` is by
-    row, for the rows that the device scored; `edge_digest` names the version that ran on the device.
+    `first` is the decision before the device ran, `second` the one after it, None if there was none. `inputs` are the
+    caller's, `sent_inputs` those for the cloud: as model.yaml sends them, or what an exit gave for the tail; `resizes`
+    shrink their pictures before they go. `hardness` is by row, for the rows that the device scored; `edge_digest` names
+    the version that ran on the device.
     """
 
     model: ServedModel
     id: str
     signals: Signals
+    inputs: Mapping[str, Array]
     sent_inputs: Mapping[str, Array]
     first: Decision
     second: Decision | None
@@ -335,12 +337,15 @@ class RequestRecord:
         return {**kept, **failed}
 
     def inputs_of(self, rows: tuple[int, ...]) -> Mapping[str, Array]:
-        """The inputs of these rows, with pictures at full size."""
-        if len(rows) == self.parts.rows or self.model.edge is None:
-            return self.sent_inputs
-        return self.model.edge.signature.select_rows(self.sent_inputs, rows)
+        """The caller's inputs of these rows."""
+        return self._of_rows(self.inputs, rows)
 
     def message_inputs(self, rows: tuple[int, ...]) -> Mapping[str, Array]:
         """The inputs of these rows as sent to the cloud."""
-        entry_model, inputs = self.model.entry_model, self.inputs_of(rows)
+        entry_model, inputs = self.model.entry_model, self._of_rows(self.sent_inputs, rows)
         return inputs if entry_model is None else shrink_for_uplink(entry_model.signature, inputs, self.resizes)
+
+    def _of_rows(self, inputs: Mapping[str, Array], rows: tuple[int, ...]) -> Mapping[str, Array]:
+        if len(rows) == self.parts.rows or self.model.edge is None:
+            return inputs
+        return self.model.edge.signature.select_rows(inputs, rows)

@@ -158,8 +158,8 @@ class RequestDriver:
         if flow.first is None:
             return None
         return RequestRecord(
-            self._model, self._id, flow.signals, self._sent_inputs, flow.first, flow.second, flow.hardness,
-            self._parts, flow.attempts, self._edge_s, self._edge_digest, self._resizes,
+            self._model, self._id, flow.signals, self._inputs, self._sent_inputs, flow.first, flow.second,
+            flow.hardness, self._parts, flow.attempts, self._edge_s, self._edge_digest, self._resizes,
         )  # fmt: skip
 
     def _note_decision(self, is_second: bool, began_s: float) -> None:

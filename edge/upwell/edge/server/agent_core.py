@@ -396,6 +396,9 @@ class AgentCore(Closing):
             policy,
         )
         self._models.update(changed)
+        if self.drift is not None:
+            for name, edge in edges.items():
+                self.drift.serves(name, edge)
 
     def health(self) -> Sequence[ModelHealth]:
         """The health of each model on the device: where it runs, the evidence, and why it is not where it should be."""
