@@ -52,7 +52,8 @@ ASKED = signals({"camera": "dock"})
 
 def test_a_trace_holds_neither_inputs_nor_outputs() -> None:
     inputs, outputs = {"image": np.ones(1000)}, {"scores": np.ones(1000)}
-    one = trace_of(replace(record("abc", ASKED), sent_inputs=inputs), replace(answer("abc"), outputs=outputs), STATE, 1)
+    ended = replace(answer("abc"), outputs=outputs)
+    one = trace_of(replace(record("abc", ASKED), inputs=inputs, sent_inputs=inputs), ended, STATE, 1)
     values: Sequence[Any] = one
     assert not any(value is inputs or value is outputs for value in values)
     assert {"id": "abc", "hardness": {"0": 0.8}, "edge_s": 0.01}.items() <= decoded(one).items()
@@ -190,6 +191,13 @@ def test_a_degraded_answer_is_told_with_the_cloud_s_words() -> None:
         "spool id s1",
     ):
         assert part in told
+
+
+def test_the_threshold_is_the_one_that_the_row_was_held_against() -> None:
+    first = ROUTER.decide(STATE, ASKED, 1000.0)
+    one = request_trace("a", first=first, second=replace(first, threshold=0.41), hardness={0: 0.5})
+    assert decoded(one)["policy"]["threshold"] == 0.41
+    assert "hard by margin, threshold 0.41" in text(one)
 
 
 @pytest.mark.parametrize(("kind", "enum"), [("Reason", Reason), ("Plan", Plan), ("Route", Route)])

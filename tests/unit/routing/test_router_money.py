@@ -153,6 +153,7 @@ def test_the_controllers_threshold_decides_once_it_has_learnt() -> None:
     assert state.shares[hard.scope].threshold == pytest.approx(0.02, abs=0.02)
     assert after(by, state, 0.08).up_rows == ()
     assert after(by, state, 0.001).up_rows == (0,)
+    assert after(by, state, 0.08).threshold == state.shares[hard.scope].threshold, "which `explain` tells"
 
 
 def test_scores_under_a_policy_that_was_replaced_are_let_go() -> None:

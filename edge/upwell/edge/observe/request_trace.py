@@ -17,7 +17,7 @@ from upwell.shared.routing.estimators.link_estimate import LinkEstimate
 from upwell.shared.routing.flow.cloud_attempt import LinkWait
 from upwell.shared.routing.flow.flow_actions import CloudFailure
 from upwell.shared.routing.policy.compiled_policy import Verdict
-from upwell.shared.routing.policy.settings import LowerQuality
+from upwell.shared.routing.policy.settings import HardSettings, LowerQuality
 from upwell.shared.routing.reasons import Plan, Reason, Route
 
 MOST_ROWS = 16
@@ -48,6 +48,7 @@ class DecisionTrace(NamedTuple):
     needed_chance: float
     quality: LowerQuality | None
     interface: str
+    threshold: float
 
 
 class RequestTrace(NamedTuple):
@@ -102,6 +103,7 @@ class RequestTrace(NamedTuple):
     needed_chance: float
     quality: LowerQuality | None
     interface: str
+    threshold: float
 
     answer_plan: str
     answer_route: str
@@ -152,7 +154,7 @@ def trace_of(
     else:
         answer, error = _NO_ANSWER, (type(ended).__name__, str(ended))
     signals, second = done.signals, done.second
-    # `_make` takes a ninth of the time that 55 keywords take.
+    # `_make` takes a ninth of the time that 56 keywords take.
     return RequestTrace._make((
         done.id, signals.row_sizes_bytes, signals.request_facts.tags, misses, error,
         None if second is None else DecisionTrace._make(_of_decision(second)), done.hardness, done.edge_s, uplink_s,
@@ -221,7 +223,7 @@ def record(request_trace: RequestTrace) -> dict[str, Any]:
             "deadline_s": settings.deadline_s,
             "large_above_bytes": _known(settings.large_above_bytes),
             "measure": None if hard is None else hard.measure,
-            "threshold": None if hard is None else hard.threshold,
+            "threshold": None if hard is None else _threshold(second, hard),
             "calibrated": None if hard is None else hard.calibrated,
             "priority": settings.priority,
         },
@@ -236,6 +238,11 @@ def record(request_trace: RequestTrace) -> dict[str, Any]:
         "late_s": ended_s - deadline_s,
         **_outcome(request_trace),
     }
+
+
+def _threshold(second: DecisionTrace | None, hard: HardSettings) -> float:
+    """What the rows were held against; the policy's own where none was scored."""
+    return hard.threshold if second is None or math.isnan(second.threshold) else second.threshold
 
 
 def _network(link: LinkEstimate, breakers: Mapping[str, Breaker], now_s: float) -> dict[str, Any]:

@@ -123,7 +123,8 @@ def _decision(
     escalate: bool = False,
 ) -> Decision:
     """The complete decision. `wanted` are the rows of `found`: they are offloaded, or kept because of its obstacle."""
-    edge, may_go = case.edge, found.obstacle is None
+    edge, may_go, hard = case.edge, found.obstacle is None, case.verdict.settings.hard
+    is_scored = case.signals.hardness is not None
     return Decision(
         plan=plan,
         reason=found.obstacle or reason,
@@ -150,6 +151,7 @@ def _decision(
         chance=found.predicted.chance,
         needed_chance=found.predicted.needed,
         gain=found.predicted.gain,
+        threshold=threshold_of(case.state, hard) if is_scored and hard is not None else math.nan,
     )
 
 

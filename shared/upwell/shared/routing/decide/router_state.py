@@ -190,7 +190,8 @@ class Decision:
     rows go up, NaN where neither was asked for or nothing is known; `gain` is what that is worth where messages compete
     for the link (see `QueuedMessage`). `candidates` are the scores of the rows that turned out hard, and
     `candidate_bytes` what they cost on the wire. `interface` is the network interface that they go up by, empty where
-    the agent names none. `shrinks`: whether pictures that go up are decoded and made smaller first.
+    the agent names none. `shrinks`: whether pictures that go up are decoded and made smaller first. `threshold` is the
+    one that scored rows were held against, NaN before.
     """
 
     plan: Plan
@@ -222,6 +223,7 @@ class Decision:
     candidate_bytes: int = 0
     interface: str = ""
     shrinks: bool = True
+    threshold: float = math.nan
 
     @property
     def needs_acquire(self) -> bool:
