@@ -112,7 +112,7 @@ class StateFile:
             return parse(read_json(self.path, self._max_bytes))
         except FileNotFoundError:
             pass
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
             reason = error if isinstance(error, OSError) else type(error).__name__  # no text that may quote the file
             _log.warning("%s: %s cannot be read (%s): %s", self.path, self._what, reason, self._loss)
         return otherwise

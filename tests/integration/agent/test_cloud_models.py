@@ -11,6 +11,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from tests.faults.proxy import Proxy
 from tests.faults.scene import until
 from tests.unit.edge.agents import CLOUD_MODEL, MODEL, SURE, rows_of, scene
 from tests.unit.models_for_tests import identity
+from upwell.edge.observe import cloud_model_check
 from upwell.edge.server.agent_assembly import embedded_agent, serve_metrics
 from upwell.edge.server.agent_core import AgentCore
 from upwell.shared.errors import ModelNotFound
@@ -169,3 +171,18 @@ def test_where_a_rule_denies_some_the_first_that_may_leave_is_waited_for(
         assert (asking(), proxy.accepted) == ([], 0)
         running.infer("m", INPUTS)
         until(lambda: bool(told(caplog)))
+
+
+def test_an_answer_needs_no_thread_that_asks_the_cloud(
+    tmp_path: Path, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Unstarted(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    with agent(tmp_path, proxy.address, "ecko", DENY) as running:
+        with monkeypatch.context() as patch:
+            patch.setattr(cloud_model_check, "threading", SimpleNamespace(Thread=Unstarted))
+            assert running.infer("m", INPUTS).outputs
+        assert "the cloud is not asked about m now: can't start new thread" in caplog.text
+    assert asking() == []

@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -216,3 +217,23 @@ def test_a_policy_with_a_calibration_that_fits_ends_it(caplog: pytest.LogCapture
     with caplog.at_level(logging.INFO, "upwell"):
         cell.replace_policy(policy(CALIBRATED))
     assert (cell.misfit("m"), caplog.messages) == ("", ["model m: a calibration fits"])
+
+
+def test_a_version_that_comes_while_the_cloud_is_identified_stays() -> None:
+    cell: Any = RouterService(policy(UP), {"m": ModelPair("old")})
+    comes, lock = [ModelChange("m", ModelPair("new"))], cell._lock
+
+    class Late:
+        """Whoever waits for the lock gets it after the new version has come."""
+
+        def __enter__(self) -> None:
+            if comes:
+                cell.replace_models([comes.pop()])
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+
+    cell._lock = Late()
+    cell.identify_cloud("m", "above")
+    assert cell._model_pairs["m"] == ModelPair("new", "", "above")

@@ -9,6 +9,7 @@ import pytest
 
 from tests.unit.edge.agents import policy
 from upwell.edge.observe.flight_recorder import UnknownRequest, find
+from upwell.edge.observe.shadow_release import ShadowRelease
 from upwell.edge.policy.periodic_jobs import BudgetFile
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.spool.result_sinks import JsonlSink
@@ -34,6 +35,17 @@ def test_budgets_that_cannot_be_read_begin_anew(tmp_path: Path, data: bytes, cap
         BudgetFile(tmp_path / "budgets.json", cell)
     assert cell.state.budgets.windows == {}
     assert "start from zero" in caplog.text
+
+
+@pytest.mark.parametrize("data", [*BROKEN, b'{"release": 1e999, "digests": [], "audits": 0, "lines": []}'])
+def test_records_of_a_shadow_release_that_cannot_be_read_begin_anew(
+    tmp_path: Path, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "shadow.json").write_bytes(data)
+    with caplog.at_level(logging.WARNING):
+        shadow = ShadowRelease(RouterService(policy("defaults: {audit: 1%}")), tmp_path)
+    assert shadow.news() is None
+    assert "are lost" in caplog.text
 
 
 def test_results_that_cannot_be_read_are_added_to(tmp_path: Path) -> None:

@@ -110,28 +110,41 @@ class CloudModels:
 
     def _begin(self, models: Sequence[str]) -> None:
         self._unasked.difference_update(models)
-        self._asking.update(models)
         self._asked_at_s.update(dict.fromkeys(models, time.monotonic()))
-        if models and not self._stopped.is_set():
-            thread = threading.Thread(target=self._ask, args=(models,), name="cloud-models", daemon=True)
-            self._threads = [one for one in self._threads if one.is_alive()] + [thread]
+        if not models or self._stopped.is_set():
+            return
+        self._asking.update(models)
+        thread = threading.Thread(target=self._ask, args=(models,), name="cloud-models", daemon=True)
+        try:
             thread.start()
+        except RuntimeError as error:  # no thread is left: the request was answered, and later answers tell as well
+            self._asking.difference_update(models)
+            _log.warning("the cloud is not asked about %s now: %s", ", ".join(models), error)
+        else:
+            self._threads = [one for one in self._threads if one.is_alive()] + [thread]
 
     def _ask(self, models: Sequence[str]) -> None:
         for model in models:
-            for asked in _names(self._models[model]):
-                if self._stopped.is_set():
-                    return
-                try:
-                    self._ask_over_first(model, asked)
-                except RemoteError as error:
-                    if error.kind is RemoteErrorKind.NOT_FOUND:
-                        self._miss(model, asked, repr(str(error)[:500]))
-                except EgressForbidden:  # denied by now, or without tags: requests that may leave will tell
-                    continue
-                except ConfigError as error:  # the device's own credentials are wrong: requests report it too
-                    _log.debug("model %s: the cloud was not asked: %s", model, error)
-            self._asking.discard(model)
+            try:
+                self._ask_for(model)
+            except Exception as error:  # noqa: BLE001  whatever an answer holds: the other models are asked about too
+                _log.error("model %s: asking the cloud about it failed", model, exc_info=error)
+            finally:
+                self._asking.discard(model)
+
+    def _ask_for(self, model: str) -> None:
+        for asked in _names(self._models[model]):
+            if self._stopped.is_set():
+                return
+            try:
+                self._ask_over_first(model, asked)
+            except RemoteError as error:
+                if error.kind is RemoteErrorKind.NOT_FOUND:
+                    self._miss(model, asked, repr(str(error)[:500]))
+            except EgressForbidden:  # denied by now, or without tags: requests that may leave will tell
+                continue
+            except ConfigError as error:  # the device's own credentials are wrong: requests report it too
+                _log.debug("model %s: the cloud was not asked: %s", model, error)
 
     def _ask_over_first(self, model: str, asked: str) -> None:
         """Ask over the first network interface by which the cloud can be reached."""

@@ -238,11 +238,10 @@ class RouterService:
 
     def identify_cloud(self, model: str, digest: str) -> None:
         """Note which model answers in the cloud: it decides which calibration matches."""
-        known = self._model_pairs.get(model, ModelPair())
-        if not digest or digest == known.cloud_digest:
+        if not digest or digest == self.cloud_digest(model):
             return
         with self._lock:
-            now_s = time.monotonic()
+            known, now_s = self._model_pairs.get(model, ModelPair()), time.monotonic()
             if known.cloud_digest and now_s - self._identified_at_s < MODEL_PAIR_HOLDS_S:
                 return
             self._identified_at_s = now_s
