@@ -22,10 +22,10 @@ from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import HardSettings, ModelPair
-from upwell.shared.routing.request_log_line import LogLine
+from upwell.shared.routing.request_log_line import LONGEST_LINE_BYTES, LogLine
 from upwell.tools.policy.calibrate_cli import calibrate
 from upwell.tools.policy.policy_cli import check
-from upwell.tools.policy.request_log_reader import MAX_LINE_BYTES, read_log
+from upwell.tools.policy.request_log_reader import read_log
 from upwell.tools.policy.simulate_cli import simulate
 
 POLICY = """\
@@ -478,7 +478,7 @@ def test_many_wrong_lines_are_counted(tmp_path: Path) -> None:
         (b"", "it contains no requests"),
         (b"\n \n", "it contains no requests"),
         (b"\xff\xfe{\n", "expected a JSON object"),
-        (b'{"t_s": ' + b" " * MAX_LINE_BYTES + b"1}", "longer than"),
+        (b'{"t_s": ' + b" " * LONGEST_LINE_BYTES + b"1}", "longer than"),
     ],
 )
 def test_a_file_that_is_no_log_is_said(tmp_path: Path, data: bytes, words: str) -> None:

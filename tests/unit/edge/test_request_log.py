@@ -17,7 +17,7 @@ from upwell.edge.observe.request_log import QUEUE_LINES, RequestLog, encode_line
 from upwell.edge.runtimes.base import Placement, runtime_name
 from upwell.edge.runtimes.fake import FakeRuntime
 from upwell.shared.files import open_log
-from upwell.shared.routing.request_log_line import LogLine
+from upwell.shared.routing.request_log_line import LONGEST_LINE_BYTES, LogLine
 
 PLENTY = 1 << 20
 
@@ -226,3 +226,10 @@ def test_a_disk_that_comes_back_is_used_again(tmp_path: Path) -> None:
 )
 def test_a_runtime_is_called_by_what_it_really_uses(placement: Placement, name: str) -> None:
     assert runtime_name(FakeRuntime(lambda inputs: inputs, [], [], placement=placement)) == name
+
+
+def test_scores_of_more_classes_than_a_reader_takes_are_left_out() -> None:
+    long = line(1).model_copy(update={"logits": tuple(number / 3 for number in range(100_000))})
+    text = encode_line(long)
+    assert len(text) < LONGEST_LINE_BYTES
+    assert LogLine.model_validate_json(text) == long.model_copy(update={"logits": None})

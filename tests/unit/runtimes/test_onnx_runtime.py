@@ -125,22 +125,23 @@ def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
 
 
 def test_bfloat16_passes_beside_other_numbers(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Identity", [a], [b]) for a, b in (("a", "c"), ("b", "d"))]
+    nodes = [helper.make_node("Identity", [a], [b]) for a, b in (("a", "c"), ("b", "d"), ("s", "t"))]
     shape = ("n", 3)
     path = save(
         tmp_path / "m.onnx",
         nodes,
-        [tensor("a", shape, "BF16"), tensor("b", shape, "INT64")],
-        [tensor("c", shape, "BF16"), tensor("d", shape, "INT64")],
+        [tensor("a", shape, "BF16"), tensor("b", shape, "INT64"), tensor("s", (), "BF16")],
+        [tensor("c", shape, "BF16"), tensor("d", shape, "INT64"), tensor("t", (), "BF16")],
     )
     a = np.arange(12).reshape(2, 2, 3)[:, 0].astype(ml_dtypes.bfloat16)
-    b = np.arange(6).reshape(2, 3)
+    b, s = np.arange(6).reshape(2, 3), np.array(0.5, ml_dtypes.bfloat16)
     runtime = OnnxRuntime(path)
-    answer = runtime.run({"a": a, "b": b})
+    answer = runtime.run({"a": a, "b": b, "s": s})
     np.testing.assert_array_equal(answer["c"], a)
     np.testing.assert_array_equal(answer["d"], b)
+    assert (answer["t"].shape, float(answer["t"])) == ((), 0.5)
     answer["d"][:] = 0
-    np.testing.assert_array_equal(runtime.run({"a": a, "b": b})["d"], b)
+    np.testing.assert_array_equal(runtime.run({"a": a, "b": b, "s": s})["d"], b)
 
 
 def test_bfloat16_beside_strings_is_refused_at_load(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from upwell.shared.files import append_line, open_log
 from upwell.shared.platform.background_thread import BackgroundThread
-from upwell.shared.routing.request_log_line import LogLine
+from upwell.shared.routing.request_log_line import LONGEST_LINE_BYTES, LogLine
 
 QUEUE_LINES = 512
 """Maximum number of lines waiting to be written; more are dropped."""
@@ -105,8 +105,12 @@ class RequestLog:
 
 
 def encode_line(line: LogLine) -> bytes:
-    """The line as JSON with a newline; defaults are left out."""
-    return line.model_dump_json(exclude_defaults=True).encode() + b"\n"
+    """The line as JSON with a newline; defaults are left out, and the scores of so many classes that no reader takes
+    them."""
+    text = line.model_dump_json(exclude_defaults=True).encode() + b"\n"
+    if len(text) > LONGEST_LINE_BYTES and line.logits is not None:
+        return encode_line(line.model_copy(update={"logits": None}))
+    return text
 
 
 def _remove_larger(path: Path, limit_bytes: int) -> None:

@@ -14,6 +14,9 @@ Chance = Annotated[float, Field(ge=0, le=1)]
 Support = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 Duration = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
+LONGEST_LINE_BYTES = 1 << 20
+"""Readers refuse a log with a longer line."""
+
 
 def _known(values: Any) -> Any:
     """Drop null entries."""

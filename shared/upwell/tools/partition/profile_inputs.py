@@ -82,7 +82,7 @@ def _fitted(array: Array, tensor: Tensor, rows: int, sizes: dict[str, int]) -> A
         fits = fits and size == (sizes.setdefault(dim, size) if isinstance(dim, str) else dim)
     if not fits:
         raise _refused(f"array {tensor.name!r} is {list(array.shape)}; the input takes {list(shape)}")
-    return np.ascontiguousarray(array)
+    return np.asarray(array, order="C")  # a scalar stays one
 
 
 def _made_up_for(tensor: Tensor, rows: int, sizes: dict[str, int], chance: np.random.Generator) -> Array:

@@ -11,13 +11,12 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from upwell.shared.errors import ConfigError, Problem
-from upwell.shared.routing.request_log_line import LogLine
+from upwell.shared.routing.request_log_line import LONGEST_LINE_BYTES, LogLine
 
 MAX_LOG_BYTES = 512 << 20
 """Maximum size of a log, whose content must fit into memory (bytes)."""
 
 MAX_LINES = 500_000
-MAX_LINE_BYTES = 1 << 20
 _SHOWN_PROBLEMS = 20
 
 
@@ -53,12 +52,13 @@ def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
         with path.open("rb") as file:
             _check_size(path, os.fstat(file.fileno()).st_size)
             number = 0
-            while text := file.readline(MAX_LINE_BYTES + 1):
+            while text := file.readline(LONGEST_LINE_BYTES + 1):
                 number += 1
                 read_bytes += len(text)  # a pipe reports a size of 0
                 _check_size(path, read_bytes)
-                if len(text) > MAX_LINE_BYTES:
-                    raise ConfigError.at(path, f"longer than {MAX_LINE_BYTES} bytes; expected one request", line=number)
+                if len(text) > LONGEST_LINE_BYTES:
+                    problem = f"longer than {LONGEST_LINE_BYTES} bytes; expected one request"
+                    raise ConfigError.at(path, problem, line=number)
                 if number > MAX_LINES:
                     raise ConfigError.at(path, f"more than {MAX_LINES} lines; give a part of the log")
                 if text.strip():

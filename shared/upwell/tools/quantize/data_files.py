@@ -108,7 +108,7 @@ class Samples:
             prepared = self._processor.pre(given)
         except InvalidRequest as error:
             raise ConfigError.at(self.path, f"row {rows[0]}: {error}", "--data") from None
-        feed = {name: np.ascontiguousarray(tensor) for name, tensor in prepared.tensors.items()}
+        feed = {name: np.asarray(tensor, order="C") for name, tensor in prepared.tensors.items()}  # a scalar stays one
         return SampleRow(feed, rows, prepared.geometry)
 
     def detections(self, outputs: Mapping[str, Array], case: SampleRow) -> Array | None:

@@ -77,7 +77,7 @@ def _with_bfloat16(session: Any, names: list[str]) -> Call:
 
     def call(inputs: Mapping[str, Array]) -> dict[str, Array]:
         # An OrtValue borrows the array's memory, so the arrays stay referenced until the run has ended.
-        held = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+        held = {name: np.asarray(array, order="C") for name, array in inputs.items()}  # which keeps a scalar one
         feeds = {name: _ort_value(array) for name, array in held.items()}
         return dict(zip(names, map(_from_ort_value, session.run_with_ort_values(names, feeds, quiet)), strict=True))
 
