@@ -16,7 +16,8 @@ from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.edge.server.agent_core import AgentCore
 from upwell.pipelines.config.pipelines_check import parse_pipelines
 from upwell.pipelines.frame import Frame
-from upwell.pipelines.run.pipeline_factory import LateResults, build_pipelines
+from upwell.pipelines.run.late_answers import LateResults
+from upwell.pipelines.run.pipeline_factory import build_pipelines
 from upwell.pipelines.run.pipeline_runner import PipelineRunner
 from upwell.pipelines.sources.base import SourceEnded, SourceState, SourceStatus
 from upwell.shared.tensors import Array

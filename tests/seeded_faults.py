@@ -402,7 +402,7 @@ FAULTS: Sequence[Fault] = (
         ("bundle.py", 'part.partition(".")[0].lower() in _DEVICES', "part.lower() in _DEVICES"),
         ("bundle.py", "before = seen.get(prefix.lower())", "before = seen.get(prefix)"),
         ("bundle.py", "if len(data) > most_bytes:", "if len(data) > most_bytes + 1:"),
-        ("output_tolerances.py", "if overlap >= MIN_IOU:", "if overlap > 0.0:"),
+        ("output_tolerances.py", "matched_boxes(mine, theirs)", "list(zip(range(len(mine)), range(len(theirs))))"),
         ("bundle_calibrations.py", "if len({one.key() for one in found}) < len(found):", "if not found:"),
         ("source_address.py", "if user is not None:", "if user:"),
         ("open_bundle.py", "for path in {*signed.digests, *digests}", "for path in digests"),
@@ -465,7 +465,7 @@ FAULTS: Sequence[Fault] = (
         ("release_source.py", "if sequence < state.floor or sequence < state.current:", "if sequence < state.floor:"),
         ("device_floor.py", "real = path.resolve()", "real = path"),
         (
-            "signed_document.py",
+            "release_document.py",
             "source.startswith(SCHEME) and bool(Reference.parse(source).digest)",
             "source.startswith(SCHEME)",
         ),

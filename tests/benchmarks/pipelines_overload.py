@@ -28,7 +28,8 @@ from tests.benchmarks.pipelines_live import bare_session, h264_video, live_serve
 from tests.pipelines_run import pipelines_text
 from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.pipelines.config.pipelines_check import parse_pipelines
-from upwell.pipelines.run.pipeline_factory import LateResults, build_pipelines
+from upwell.pipelines.run.late_answers import LateResults
+from upwell.pipelines.run.pipeline_factory import build_pipelines
 from upwell.tools import plot_style
 
 if TYPE_CHECKING:

@@ -28,13 +28,13 @@ from upwell.shared.partition.cost_graph import CostGraph, Placement, TierLink, s
 from upwell.shared.partition.graph_contraction import contract
 from upwell.shared.partition.model_graph import cuts_of
 from upwell.shared.partition.objectives import latency
-from upwell.shared.partition.part_bench import TierOptions
 from upwell.shared.partition.planner import Cutter
 from upwell.shared.partition.read_graph import read_graph
 from upwell.shared.partition.split.split_file import CutFacts
 from upwell.shared.partition.split.split_writer import Chosen, UnsplitModel, write_split
 from upwell.shared.partition.tier_profile import CLOUD, EDGE, Profile, combine, cut_name, measured_cuts
 from upwell.shared.tensors import Array
+from upwell.tools.partition.part_bench import TierOptions
 from upwell.tools.partition.profiler import Profiler, Wishes
 from upwell.tools.partition.tiers import CloudTier, EdgeTier
 

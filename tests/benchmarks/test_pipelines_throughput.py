@@ -31,11 +31,12 @@ from upwell.edge.server.agent_core import AgentCore
 from upwell.pipelines.config.pipelines_check import parse_pipelines
 from upwell.pipelines.events.event_rules import EventRule, EventRules
 from upwell.pipelines.frame import FoundObject, Frame, Scene
-from upwell.pipelines.run.pipeline_factory import LateResults, build_pipelines
+from upwell.pipelines.run.late_answers import LateResults
+from upwell.pipelines.run.pipeline_factory import build_pipelines
 from upwell.pipelines.sinks.base import JsonlSettings, Message
 from upwell.pipelines.sinks.file_sinks import JsonlFile
 from upwell.pipelines.sinks.outbox import Outbox
-from upwell.pipelines.sinks.outbox_database import OutboxLimits
+from upwell.pipelines.sinks.outbox_jobs import OutboxLimits
 from upwell.pipelines.steps.change import ChangeDetector
 from upwell.pipelines.steps.geometry import Zones
 from upwell.pipelines.steps.tracker import Tracker

@@ -17,8 +17,8 @@ from upwell.edge.observe.agent_metrics import AgentMetrics
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request.request import Request, RequestContext
 from upwell.edge.request.request_driver import PERFORM, RequestDriver
-from upwell.edge.uplink.call_outcomes import CloudReply
 from upwell.edge.uplink.cloud_call import CloudCall
+from upwell.edge.uplink.cloud_reply import CloudReply
 from upwell.edge.uplink.uplink import Uplink, UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.config.yaml import parse_yaml

@@ -15,7 +15,7 @@ from tests.faults.certificates import Authority, Pair
 from tests.faults.clouds import ScriptedCloud
 from tests.faults.scene import CASCADE, ONE, assert_from_cloud, assert_from_edge, scene
 from tests.faults.stalling import LIMIT_BYTES, RecordingCell, allowed, decision, uplink_of
-from upwell.edge.uplink.call_outcomes import CloudReply
+from upwell.edge.uplink.cloud_reply import CloudReply
 from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.oip.dataplane import InferRequest

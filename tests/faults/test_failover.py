@@ -11,7 +11,7 @@ import pytest
 from tests.faults.proxy import Proxy
 from tests.faults.scene import until
 from tests.faults.stalling import LIMIT_BYTES, RecordingCell, UplinkSender, decision, sender, serving, uplink_of
-from upwell.edge.uplink.call_outcomes import CloudReply
+from upwell.edge.uplink.cloud_reply import CloudReply
 from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import ConfigError, Refused, Unauthenticated

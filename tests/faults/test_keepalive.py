@@ -12,7 +12,7 @@ from tests.faults.clouds import ScriptedCloud, slow
 from tests.faults.proxy import Proxy
 from tests.faults.scene import ONE, until
 from tests.faults.stalling import LIMIT_BYTES, StallingCloud, UplinkSender, decision, sender, serving
-from upwell.edge.uplink.call_outcomes import CloudReply
+from upwell.edge.uplink.cloud_reply import CloudReply
 from upwell.edge.uplink.connection_keepalive import RoundTrips, channel_options
 from upwell.edge.uplink.endpoint import Endpoint
 from upwell.shared.config.security import ClientSecurity

@@ -31,7 +31,7 @@ from upwell.pipelines.sinks.base import (
     WebhookSettings,
 )
 from upwell.pipelines.sinks.outbox import Outbox
-from upwell.pipelines.sinks.outbox_database import OutboxLimits
+from upwell.pipelines.sinks.outbox_jobs import OutboxLimits
 from upwell.pipelines.sinks.sink_opening import open_sinks
 
 ROOT = Path(__file__).parents[2]

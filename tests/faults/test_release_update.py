@@ -24,6 +24,7 @@ from upwell.edge.bundle.open_bundle import NO_TRUST
 from upwell.edge.updates.releases import release_source, repository_transport
 from upwell.edge.updates.releases.device_floor import DeviceFloor
 from upwell.edge.updates.releases.release_config import ReleaseSection
+from upwell.edge.updates.releases.release_document import parse_document
 from upwell.edge.updates.releases.release_source import (
     NO_CLOCK,
     FleetChoice,
@@ -31,7 +32,6 @@ from upwell.edge.updates.releases.release_source import (
     ReleaseFollower,
     ReleaseSource,
 )
-from upwell.edge.updates.releases.signed_document import parse_document
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.edge.updates.sources.source_opening import open_source
 from upwell.edge.updates.update_follower import UpdatePoller

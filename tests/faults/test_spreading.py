@@ -15,7 +15,7 @@ from tests.faults.names import Names, naming
 from tests.faults.scene import until
 from tests.faults.stalling import LIMIT_BYTES, RecordingCell, UplinkSender, decision, uplink_of
 from tests.integration.oip.test_security import write_tokens
-from upwell.edge.uplink.call_outcomes import CloudReply
+from upwell.edge.uplink.cloud_reply import CloudReply
 from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import ClientSecurity, ServerSecurity, TlsFiles
 from upwell.shared.oip.dataplane import InferRequest

@@ -356,7 +356,7 @@ def test_what_quantizing_takes_and_writes_is_packed_or_warned_of(
     code, _, err = upwell("pack", digits, "--version", 1, "--golden", "gray.npz", "--in-place")
     assert code == 0, err
     assert read_golden(digits / "golden.npz").inputs["image"].shape == (32, 8, 8, 1)
-    assert "model.int8.onnx goes along, but devices load model.onnx" in caplog.text
+    assert "model.int8.onnx is included, but devices load model.onnx" in caplog.text
 
 
 def test_labels_go_along_and_are_held_against_the_model_at_every_load(

@@ -48,7 +48,7 @@ def test_a_service_under_load_is_told(tmp_path: Path, in_process: InProcess) -> 
         finally:
             over.set()
             asking.join()
-    assert "/metrics: the port does not speak HTTP, perhaps it is that of `listen`; is `metrics` set" in wrong_port
+    assert "/metrics: the port does not speak HTTP; it may be the one of `listen`; is `metrics` set" in wrong_port
     assert "linear/1" in by_file
     assert "serve.metrics: not set" in unset
     (line,) = told["models"]

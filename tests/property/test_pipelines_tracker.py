@@ -11,8 +11,8 @@ from hypothesis.extra import numpy as hnp
 
 from tests.examples import examples
 from upwell.pipelines.frame import FoundObject
-from upwell.pipelines.steps.geometry import iou
 from upwell.pipelines.steps.tracker import Tracker, as_boxes, as_measured, assign, begin, correct, predict
+from upwell.shared.signature.detections import overlap
 from upwell.shared.tensors import Array
 
 SIMILARITIES = hnp.arrays(
@@ -55,11 +55,11 @@ def box_lists(draw: st.DrawFn) -> Array:
 @settings(max_examples=examples(100), deadline=None)
 @given(box_lists(), box_lists())
 def test_overlap_is_a_share_the_same_both_ways_and_1_of_oneself(boxes: Array, others: Array) -> None:
-    overlap = iou(boxes, others)
-    assert ((overlap >= 0) & (overlap <= 1 + 1e-12)).all()
-    np.testing.assert_allclose(overlap, iou(others, boxes).T)
-    np.testing.assert_allclose(np.diag(iou(boxes, boxes)), 1.0)
-    for (row, column), share in np.ndenumerate(overlap):
+    shares = overlap(boxes[:, None], others)
+    assert ((shares >= 0) & (shares <= 1 + 1e-12)).all()
+    np.testing.assert_allclose(shares, overlap(others[:, None], boxes).T)
+    np.testing.assert_allclose(np.diag(overlap(boxes[:, None], boxes)), 1.0)
+    for (row, column), share in np.ndenumerate(shares):
         (a1, b1, a2, b2), (c1, d1, c2, d2) = boxes[row], others[column]
         shared = max(0.0, min(a2, c2) - max(a1, c1)) * max(0.0, min(b2, d2) - max(b1, d1))
         expected = shared / ((a2 - a1) * (b2 - b1) + (c2 - c1) * (d2 - d1) - shared)

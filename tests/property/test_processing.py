@@ -15,7 +15,6 @@ from tests.examples import examples
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.signature.model_yaml import Dequantize, ModelDescription, Quantize, Resize
-from upwell.shared.signature.model_yaml_draft import starting_description
 from upwell.shared.signature.picture_codec import decode
 from upwell.shared.signature.picture_transforms import resize
 from upwell.shared.signature.postprocess import dequantize, sigmoid, softmax, top_k
@@ -24,6 +23,7 @@ from upwell.shared.signature.processor import Processor
 from upwell.shared.signature.signature import own_signature
 from upwell.shared.signature.step_values import Geometry, Pictures
 from upwell.shared.tensors import DTYPES, Array, TensorSpec
+from upwell.tools.model_init.model_yaml_draft import starting_description
 
 FLOATS = npst.arrays(np.float32, npst.array_shapes(min_dims=1, max_dims=3, max_side=6), elements=st.floats(width=32))
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)

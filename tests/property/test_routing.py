@@ -29,9 +29,9 @@ from upwell.shared.routing.decide.router_state import (
     Signals,
 )
 from upwell.shared.routing.estimators.circuit_breaker import CLOSED, Breaker, BreakerVerdict
-from upwell.shared.routing.estimators.latency import LatencyWindow, RunTimes
 from upwell.shared.routing.estimators.link_estimate import LinkEstimate, LinkSample
 from upwell.shared.routing.estimators.preparation_times import EncodedPictures
+from upwell.shared.routing.estimators.run_and_answer_times import LatencyWindow, RunTimes
 from upwell.shared.routing.policy.compiled_policy import RequestFacts
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.reasons import CLOUD_FAILURES, DEGRADED, Plan, Reason

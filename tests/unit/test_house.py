@@ -266,6 +266,7 @@ ALSO_NEED_ONE = {
     "upwell.edge.runtimes.onnx.sessions",
     "upwell.edge.runtimes.onnx.tensor_conversion",
     "upwell.pipelines.commands.run_cli",
+    "upwell.pipelines.run.bound_steps",
     "upwell.pipelines.run.pipeline_factory",
     "upwell.edge.fleet.fleet_protocol",
     "upwell.edge.fleet.fleet_poller",

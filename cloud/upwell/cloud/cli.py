@@ -95,7 +95,7 @@ def serve(
 
 def _from_file(path: Path, flags: dict[str, Any], listen: list[str] | None) -> CloudConfig:
     if flags:
-        flag = _flag(next(iter(flags)))
+        flag = "--" + next(iter(flags)).replace("_", "-")
         raise ConfigError.at(None, f"{flag} cannot be combined with --config; write it into {path}")
     config = load_yaml(path, CloudConfig)
     return config.listening_on(listen) if listen else config
@@ -126,10 +126,6 @@ def _size(text: str) -> str:
     except ValueError as error:
         problem = str(error)
     raise ConfigError.at(None, problem, "--max-message")
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def _resolved(config: CloudConfig) -> CloudConfig:

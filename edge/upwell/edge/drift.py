@@ -177,8 +177,7 @@ class DriftWatch:
         for rows, run in done.parts.edge:
             for index, row in enumerate(rows):
                 # The caller may change its arrays once it has its answer.
-                outputs = {key: array[index : index + 1].copy() if edge.signature.has_rows else array.copy()
-                           for key, array in run.outputs.items()}  # fmt: skip
+                outputs = {key: array.copy() for key, array in edge.signature.row(run.outputs, index).items()}
                 picture = picture_of(edge.signature, done.inputs, row)
                 size_bytes = sum(array.nbytes for array in outputs.values())
                 if isinstance(picture, bytes):

@@ -27,7 +27,7 @@ UpwellError
     ├── FetchFailed       edge.updates.sources.base: a source of bundles cannot be reached, or lacks what was asked for
     │   └── NotThere      edge.updates.releases.repository_transport
     ├── CannotGoBack      edge.updates.model_versions.rollback_by_hand
-    ├── EgressForbidden   edge.uplink.call_outcomes
+    ├── EgressForbidden   edge.uplink.egress
     ├── UnknownRequest    edge.observe.flight_recorder
     ├── SpoolUnavailable  edge.spool.spooled_request
     ├── Later             edge.spool.spooled_request
@@ -37,7 +37,7 @@ UpwellError
     ├── SourceEnded       pipelines.sources.base
     ├── SinkUnavailable   pipelines.sinks.base
     ├── Poisonous         pipelines.sinks.base
-    ├── OutboxUnavailable pipelines.sinks.outbox_database
+    ├── OutboxUnavailable pipelines.sinks.outbox_jobs
     ├── WorkersFailed     cloud.workers.supervisor
     ├── NotFound          fleet.errors
     ├── Conflict          fleet.errors

@@ -200,7 +200,7 @@ def _measured(served: ServedModel, edge: EdgeModel, data: Path) -> tuple[list[Ro
             picture = picture_of(edge.signature, inputs, 0)
             rows.append(measured(edge.signature, edge.scorer, outputs, picture, measure))
             if len(rows) > MOST_ROWS:
-                raise ConfigError.at(data, f"more than {MOST_ROWS} rows; give a part of them", "--data")
+                raise ConfigError.at(data, f"more than {MOST_ROWS} rows; use fewer", "--data")
     return rows, measure or "margin"
 
 

@@ -23,7 +23,8 @@ from upwell.pipelines.config.sink_config import SinkSection
 from upwell.pipelines.config.source_config import CaptureSection
 from upwell.pipelines.frame_outcome import PipelineStatus, percentile
 from upwell.pipelines.run.annotated_picture import annotated
-from upwell.pipelines.run.pipeline_factory import LateResults, build_pipelines
+from upwell.pipelines.run.late_answers import LateResults
+from upwell.pipelines.run.pipeline_factory import build_pipelines
 from upwell.pipelines.sources.series import SERIES_SUFFIXES
 from upwell.shared.config.yaml import read_text
 from upwell.shared.errors import EXIT_FAILED, ConfigError

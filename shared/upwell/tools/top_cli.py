@@ -22,8 +22,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from upwell.edge.config import AgentConfig, AgentSection
+from upwell.edge.observe.explain_text import outcome
 from upwell.edge.observe.flight_recorder import FOLDER_NAME, last, local_time, newest_lines
-from upwell.edge.observe.trace_text import outcome
 from upwell.shared.errors import ConfigError, Unavailable
 from upwell.tools.server_yaml import load_server_yaml
 from upwell.tools.terminal import AsJson, finite, percent, plain, stdout_console
@@ -76,7 +76,7 @@ def scrape(url: str) -> Scrape:
     except (OSError, HTTPException) as error:
         reason = getattr(error, "reason", error)
         if isinstance(error, BadStatusLine):  # whose text is what a gRPC port sends: bytes of HTTP/2
-            reason = "the port does not speak HTTP, perhaps it is that of `listen`"
+            reason = "the port does not speak HTTP; it may be the one of `listen`"
         raise Unavailable(f"no metrics at {url}: {reason}; is `metrics` set in agent.yaml or cloud.yaml?") from None
     if len(text) > MAX_BYTES:
         raise Unavailable(f"the page at {url} has more than {MAX_BYTES} bytes")
@@ -364,17 +364,12 @@ def _models(seen: Overview) -> Table:
     table = Table("model", "state", *numbers, box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for line in seen.models:
         cells = [_number(line.rate), _number(line.failed_rate), _ms(line.p50_s), _ms(line.p99_s)]
-        cells += _agent_cells(line) if is_agent else _service_cells(line)
+        if is_agent:
+            cells += [_share(line.up_share), _number(line.degraded_rate)]
+        else:
+            cells += [_ms(line.queue_p99_s), _number(line.batch_rows), _number(line.waiting)]
         table.add_row(plain(line.model), plain(line.state), *cells)
     return table
-
-
-def _agent_cells(line: ModelRow) -> list[str]:
-    return [_share(line.up_share), _number(line.degraded_rate)]
-
-
-def _service_cells(line: ModelRow) -> list[str]:
-    return [_ms(line.queue_p99_s), _number(line.batch_rows), _number(line.waiting)]
 
 
 def _slow_table(slow: Sequence[dict[str, Any]]) -> Table:

@@ -28,8 +28,9 @@ from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request import request_driver as driver_module
 from upwell.edge.request.request import Request, RequestContext
 from upwell.edge.request.request_driver import RequestDriver
-from upwell.edge.uplink.call_outcomes import CloudReply, check_egress
 from upwell.edge.uplink.cloud_call import Message
+from upwell.edge.uplink.cloud_reply import CloudReply
+from upwell.edge.uplink.egress import check_egress
 from upwell.shared.errors import UpwellError
 from upwell.shared.oip.codec.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import InferRequest, InferResponse

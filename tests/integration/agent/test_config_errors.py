@@ -99,7 +99,7 @@ ONE_LINE = {
     ),
     "a model file as a bundle": (
         "models: {m: {edge: {bundle: good.onnx}}}",
-        "good.onnx: a model file; expected its folder (a model file alone is `file`)",
+        "good.onnx: this is a model file; expected its folder, or the model file under `file`",
     ),
     "another suffix": ("models: {m: {edge: {file: agent.yaml}}}", "agent.yaml: expected a .onnx or .tflite file"),
     "a tflite package with onnx": (

@@ -21,8 +21,8 @@ from tests.unit.edge.agents import CLOUD_MODEL, MAX_MESSAGE_BYTES, MODEL, edge_m
 from upwell.edge.models.edge_model import EdgeModel, Head, ServedModel
 from upwell.edge.server.agent_core import AgentCore
 from upwell.edge.uplink import uplink as uplink_module
-from upwell.edge.uplink.call_outcomes import CloudReply
 from upwell.edge.uplink.cloud_call import CloudCall
+from upwell.edge.uplink.cloud_reply import CloudReply
 from upwell.edge.uplink.uplink import Uplink, UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import CallerLeft, ModelFailed, Unavailable, UpwellError

@@ -22,7 +22,7 @@ from tests.photographs import photograph
 from tests.unit.models_for_tests import save, tensor
 from upwell.edge import Answer
 from upwell.edge.observe.cloud_model_check import CloudModels
-from upwell.edge.observe.trace_text import tell
+from upwell.edge.observe.explain_text import tell
 from upwell.edge.server.agent_assembly import embedded_agent, serve_metrics
 from upwell.edge.server.agent_core import AgentCore
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
@@ -156,7 +156,7 @@ def test_a_new_model_in_the_cloud_is_asked_again_before_anything_is_shrunk_for_i
 ) -> None:
     caplog.set_level(logging.INFO)
     with scene(tmp_path) as (agent, _):
-        assert "input image: the cloud makes pictures 128 x 96 (stretch)" in caplog.text
+        assert "input image: the cloud resizes pictures to 128 x 96 (stretch)" in caplog.text
         seen = known(agent)
         seen["grids"] = Seen("sha256:other", seen["grids"].resizes)
         asked_of(agent)._asked_at_s.clear()
@@ -189,7 +189,7 @@ def test_the_flight_recorder_tells_what_goes_up(tmp_path: Path) -> None:
     with scene(tmp_path) as (agent, _):
         answer = ask(agent, encoded("JPEG"))
         told = json.dumps([*map(str, tell(agent.flight_recorder.find(answer.id)))])
-        assert "pictures shrunk to what the cloud's model makes of them: about " in told
+        assert "pictures shrunk to the size that the cloud's model uses: about " in told
 
 
 def test_on_a_slow_link_pictures_go_up_in_the_quality_that_it_carries(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from upwell.edge.spool.open_database import open_database, opened
 from upwell.edge.spool.spool import FILE_NAME as SPOOL_NAME
 from upwell.pipelines.run.late_answers import AMENDMENTS_NAME, _open
 from upwell.pipelines.sinks.base import REQUESTS_TAG
-from upwell.pipelines.sinks.outbox_tables import OUTBOX_NAME, SCHEMA
+from upwell.pipelines.sinks.outbox_store import OUTBOX_NAME, SCHEMA
 from upwell.shared.opamp import CASE_SUFFIX
 from upwell.shared.routing.policy.settings import CollectSettings
 from upwell.tools.cases import case_source

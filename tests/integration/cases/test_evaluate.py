@@ -97,7 +97,7 @@ def test_the_gate_opens_for_the_same_model_and_closes_for_a_worse_one(state: Pat
 def test_cases_without_a_label_and_bundles_that_are_not_there_are_said(tmp_path: Path, state: Path) -> None:
     folder = tmp_path / "other"
     keep(folder, [Made(encoded((9, 9)), {"found": boxes(random.Random(1))}, {}, inclusion=0.5)])
-    with pytest.raises(ConfigError, match="of 1 evaluation cases none has a label"):
+    with pytest.raises(ConfigError, match="none of the 1 evaluation cases has a label"):
         run("evaluate", EDGE_BUNDLE, EDGE_BUNDLE, "--cases", folder)
     with pytest.raises(ConfigError, match="there is no such bundle"):
         run("evaluate", tmp_path / "none", EDGE_BUNDLE, "--cases", state)

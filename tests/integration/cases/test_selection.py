@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from upwell.tools.cases.export_cli import choose
+from upwell.tools.cases.cases_to_label import choose
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Rows: TypeAlias = tuple[Floats, npt.NDArray[np.int64]]

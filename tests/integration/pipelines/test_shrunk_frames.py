@@ -22,7 +22,8 @@ from upwell.edge import Agent
 from upwell.pipelines.config.pipelines_check import parse_pipelines
 from upwell.pipelines.frame import Frame
 from upwell.pipelines.frame_outcome import AnsweredFrame
-from upwell.pipelines.run.pipeline_factory import LateResults, build_pipelines
+from upwell.pipelines.run.late_answers import LateResults
+from upwell.pipelines.run.pipeline_factory import build_pipelines
 from upwell.pipelines.sources.base import VideoSettings
 from upwell.pipelines.sources.frame_slot import WHOLE, Wanted
 from upwell.pipelines.sources.video import VideoSource

@@ -14,7 +14,7 @@ import pytest
 from tests.integration.spool.harness import ALLOWED, DENIED, FAST, WAIT_S, Scene, case, scene, until
 from upwell.edge.spool.result_sinks import CallbackSink
 from upwell.edge.spool.spooled_request import SPOOL_ID, Later, SpoolLimits, SpoolResult
-from upwell.edge.uplink.call_outcomes import EgressForbidden
+from upwell.edge.uplink.egress import EgressForbidden
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Unauthenticated, Unavailable
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind

@@ -16,7 +16,7 @@ import pytest
 
 from tests.faults.scene import until
 from tests.faults.stalling import INPUTS, SentAttempt, StallingCloud, UplinkSender, decision, sender, serving
-from upwell.edge.uplink.call_outcomes import CloudReply
+from upwell.edge.uplink.cloud_reply import CloudReply
 from upwell.shared.errors import InvalidRequest, Refused, Unavailable
 from upwell.shared.oip.fake_dataplane import FakeDataplane
 from upwell.shared.oip.http.server.server import start_http_server

@@ -19,8 +19,9 @@ from upwell.edge.runtimes import device_lock
 from upwell.shared.config.yaml import load_yaml
 from upwell.tools.devices import runtime_probe, system_findings
 from upwell.tools.devices.cli import RECIPES, missing, missing_packages
+from upwell.tools.devices.native_log import reason_in
 from upwell.tools.devices.runtime_probe import DeviceCheck, Row, judged, with_options
-from upwell.tools.devices.sample_models import ASSETS, _reason_in, samples
+from upwell.tools.devices.sample_models import ASSETS, samples
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "engines.md"
@@ -127,8 +128,8 @@ def test_the_samples_are_those_of_their_script(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_the_reason_is_the_last_line_that_names_a_cause(log: bytes, reason: str) -> None:
-    assert _reason_in(io.BytesIO(log)).endswith(reason)
-    assert len(_reason_in(io.BytesIO(log))) <= 160
+    assert reason_in(io.BytesIO(log)).endswith(reason)
+    assert len(reason_in(io.BytesIO(log))) <= 160
 
 
 # --- The machine

@@ -128,7 +128,7 @@ def test_a_bare_file_beside_the_description_of_a_bundle_does_not_pass_for_one(
     model = make(tmp_path, "onnx").rename(tmp_path / "model.int8.onnx")
     describe(tmp_path, "{}")
     load(model)
-    assert "model.yaml is not read: the description of this file would be model.int8.yaml" in caplog.text
+    assert "model.yaml is ignored: the description of this model file must be named model.int8.yaml" in caplog.text
 
 
 def test_a_bare_file_is_tested_where_its_description_names_golden_vectors(

@@ -6,7 +6,7 @@ import pytest
 
 from tests.faults.stalling import LIMIT_BYTES, allowed, decision, serving
 from upwell.edge.uplink import uplink as module
-from upwell.edge.uplink.call_outcomes import CloudReply
+from upwell.edge.uplink.cloud_reply import CloudReply
 from upwell.edge.uplink.endpoint import source_addresses
 from upwell.edge.uplink.uplink import Uplink, UplinkSettings
 from upwell.shared.config.security import ClientSecurity

@@ -77,7 +77,7 @@ def test_where_no_row_decides_the_numbers_do() -> None:
     assert judged("probabilities", flat, flat).passed
     verdict = judged("probabilities", flat + np.array([0.5, 0, 0, 0], np.float32), flat)
     assert not verdict.passed
-    assert "no row counts" in verdict.text
+    assert "no row is decided clearly enough" in verdict.text
 
 
 def test_a_single_score_is_that_of_the_second_class() -> None:

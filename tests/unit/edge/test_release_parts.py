@@ -13,9 +13,9 @@ from tuf.api.metadata import TargetFile
 from upwell.edge.bundle.bundle import BundleRefused, Refusal
 from upwell.edge.updates.releases.device_floor import DeviceFloor
 from upwell.edge.updates.releases.release_control import ReleaseControl
+from upwell.edge.updates.releases.release_document import Payload, ReleaseDocument, parse_document
 from upwell.edge.updates.releases.release_source import FleetChoice, ReleaseSource
 from upwell.edge.updates.releases.repository_transport import FolderTransport, check_small
-from upwell.edge.updates.releases.signed_document import Payload, ReleaseDocument, parse_document
 from upwell.edge.updates.releases.tuf_client import ReleaseRepository
 from upwell.edge.updates.sources.base import AvailableBundle
 from upwell.edge.updates.sources.partial_archive import Partial

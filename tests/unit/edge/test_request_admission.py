@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from upwell.edge.admission.request_admission import Admission
 from upwell.shared.errors import Refused
-from upwell.shared.routing.estimators.latency import FRESH_S, RunTimes
+from upwell.shared.routing.estimators.run_and_answer_times import FRESH_S, RunTimes
 from upwell.shared.routing.policy.settings import Settings, SourceLimits
 from upwell.shared.routing.request_tags import LONGEST_KEY
 from upwell.shared.routing.scheduling.run_request import MOST_SPREAD, RunRequest, timed

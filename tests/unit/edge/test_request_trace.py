@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.unit.edge.request_traces import NOT_FINITE, ROUTER, STATE, answer, record, request_trace, signals
+from upwell.edge.observe.explain_text import meanings, outcome, tell
 from upwell.edge.observe.request_trace import (
     LONGEST_ID,
     LONGEST_TAG,
@@ -25,7 +26,6 @@ from upwell.edge.observe.request_trace import (
     to_line,
     trace_of,
 )
-from upwell.edge.observe.trace_text import meanings, outcome, tell
 from upwell.shared.errors import Refused
 from upwell.shared.routing import reasons
 from upwell.shared.routing.decide.router_state import CloudAnswered, CloudCallFailed, RouterState, SplitRoute

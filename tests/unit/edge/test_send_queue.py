@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from tests.unit.edge.agents import MODEL, UNSURE, Scene, policy, rows_of, scene, sides
 from upwell.edge import Answer
-from upwell.edge.observe.trace_text import tell
+from upwell.edge.observe.explain_text import tell
 from upwell.edge.policy.router_service import RouterService
 from upwell.shared.routing.decide.router_state import CloudAnswered, CloudDropped, CloudSent
 from upwell.shared.routing.scheduling.send_queue import QueuedMessage

@@ -11,15 +11,8 @@ import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from upwell.tools.evaluate.bundle_comparison import (
-    CocoMatches,
-    Floats,
-    average,
-    no_difference,
-    share,
-    share_up,
-    weights_of,
-)
+from upwell.tools.evaluate.average_precision import CocoMatches, Floats
+from upwell.tools.evaluate.bundle_comparison import average, no_difference, share, share_up, weights_of
 
 
 def audits(seed: int) -> tuple[float, Floats, Floats, Floats]:

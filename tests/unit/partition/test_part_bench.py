@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from upwell.shared.errors import ModelFailed
-from upwell.shared.partition.part_bench import BURST, FEWEST_RUNS, Bench, MeasuredPart, Opened, spread_of
+from upwell.tools.partition.part_bench import BURST, FEWEST_RUNS, Bench, MeasuredPart, Opened, spread_of
 
 HEADS = [MeasuredPart("head", nodes) for nodes in range(1, 6)]
 

@@ -12,7 +12,7 @@ from tests.unit.routing.asking import router as by_policy
 from upwell.shared.routing.decide.router import Router
 from upwell.shared.routing.decide.router_state import CloudAnswered, CloudCallFailed, Outcome, RouterState
 from upwell.shared.routing.estimators.hedging import HEDGE_BURST, NO_HEDGES, hedge_after_s, paid_hedge
-from upwell.shared.routing.estimators.latency import AnswerTimes
+from upwell.shared.routing.estimators.run_and_answer_times import AnswerTimes
 from upwell.shared.routing.policy.settings import HedgeSettings
 from upwell.shared.routing.reasons import Reason
 

@@ -10,8 +10,8 @@ import pytest
 from tests.unit.routing.asking import MODEL, NOW_S, known, learnt, router, signals
 from upwell.shared.routing.decide.edge_time import EdgeTime
 from upwell.shared.routing.decide.router_state import CloudAnswered, EdgeRan, PicturesPrepared, RouterState, SplitRoute
-from upwell.shared.routing.estimators.latency import FRESH_S
 from upwell.shared.routing.estimators.preparation_times import BELIEVED_S, EncodedPictures, PreparationTimes
+from upwell.shared.routing.estimators.run_and_answer_times import FRESH_S
 from upwell.shared.routing.reasons import Plan, Reason
 from upwell.shared.routing.scheduling.run_request import RunRequest, with_preparation
 

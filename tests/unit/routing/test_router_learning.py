@@ -24,7 +24,7 @@ from upwell.shared.routing.decide.router_state import (
     Signals,
 )
 from upwell.shared.routing.estimators.circuit_breaker import Breaker
-from upwell.shared.routing.estimators.latency import FRESH_S
+from upwell.shared.routing.estimators.run_and_answer_times import FRESH_S
 from upwell.shared.routing.reasons import CALLERS_FAULTS, CLOUD_FAILURES, DEGRADED, LINK_FAILURES, Plan, Reason
 
 UP = "defaults: {deadline: 1s}\nrules: [{name: up, match: {}, route: cloud}]"

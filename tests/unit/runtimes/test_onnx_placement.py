@@ -17,9 +17,10 @@ from onnx import helper
 
 from tests.unit.models_for_tests import linear, linear_weights, save, slow, tensor, two_in_two_out
 from upwell.edge.runtimes.base import Placement, Runtime
+from upwell.edge.runtimes.fallback_runtime import FallbackRuntime
 from upwell.edge.runtimes.onnx.node_assignment import AssignedNode, from_profile, kernels_in_profile, records_assignment
 from upwell.edge.runtimes.onnx.runtime import OnnxRuntime
-from upwell.edge.runtimes.placement import AcceleratorNotUsable, FallbackRuntime
+from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions, usable_cores
 from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.tensors import Array

@@ -11,7 +11,8 @@ import pytest
 
 from upwell.edge.runtimes.base import Placement
 from upwell.edge.runtimes.fake import FakeRuntime
-from upwell.edge.runtimes.placement import AcceleratorFailed, AcceleratorNotUsable, FallbackRuntime, from_nodes, judge
+from upwell.edge.runtimes.fallback_runtime import FallbackRuntime
+from upwell.edge.runtimes.placement import AcceleratorFailed, AcceleratorNotUsable, from_nodes, judge
 from upwell.edge.runtimes.runtime_options import AcceleratorOptions
 from upwell.shared.errors import ConfigError, ModelFailed
 from upwell.shared.tensors import Array, TensorSpec

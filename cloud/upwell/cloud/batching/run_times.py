@@ -32,11 +32,11 @@ class BatchRunTimes:
     requests to be refused, and no run would ever correct the estimate. For choosing among sizes, where a wrong estimate
     costs less than trying every size each second, it is known for 10 s and then starts over.
 
-    The router's estimate (`routing.estimators.latency.RunTimes`) is a different algorithm for a different task. It must
-    notice within a few runs that the device has become slower, and needs a 99th percentile to start in time; there, one
-    run informs all sizes by scaling. If it chooses batches, on a simulated device with three of ten runs disturbed, 0
-    to 0.98 of the possible answers are in time over four seeds; with this one 0.72 to 0.98. If this one routes, a
-    slower device is noticed after 13 runs instead of 5.
+    The router's estimate (`routing.estimators.run_and_answer_times.RunTimes`) is a different algorithm for a different
+    task. It must notice within a few runs that the device has become slower, and needs a 99th percentile to start in
+    time; there, one run informs all sizes by scaling. If it chooses batches, on a simulated device with three of ten
+    runs disturbed, 0 to 0.98 of the possible answers are in time over four seeds; with this one 0.72 to 0.98. If this
+    one routes, a slower device is noticed after 13 runs instead of 5.
     """
 
     def __init__(self, buckets: Sequence[int] = ()) -> None:

@@ -12,16 +12,20 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version as package_version
 from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
+from prometheus_client import CollectorRegistry, Info
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from upwell.shared.config.security import Address, parse_address
 from upwell.shared.oip.error_statuses import errors_by_status
 from upwell.shared.platform.background_thread import BackgroundThread, restarts
 from upwell.shared.platform.process import resident_bytes
+from upwell.shared.telemetry.metrics_page_server import serve_pages
 
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
@@ -363,3 +367,17 @@ def from_wire(tables: Mapping[str, Any]) -> Snapshot:
 
 def _row(labels: int, row: Sequence[Any]) -> tuple[Labels, list[float]]:
     return tuple(map(str, row[:labels])), [float(value) for value in row[labels:]]
+
+
+def serve_metrics(address: str, read: Callable[[], Iterable[Snapshot]]) -> str:
+    """Serve Prometheus metrics from `read` at `HOST:PORT` until the process ends; returns the page's URL.
+
+    Raises `ConfigError` if it cannot listen.
+    """
+    registry = CollectorRegistry()
+    build = Info("upwell_cloud_build", "The service's version of Upwell; always 1.", registry=registry)
+    build.info({"version": package_version("upwell")})
+    registry.register(CloudCollector(read))
+    where = parse_address(address)
+    server = serve_pages(where.host, where.port, registry, "serve.metrics")
+    return f"http://{Address(where.host, server.server_port)}/metrics"

@@ -1,4 +1,4 @@
-"""Metrics, traces and access log of one serving process, as configured in `cloud.yaml`.
+"""What one serving process counts, traces and logs of its requests, as configured in `cloud.yaml`.
 
 The observer counts, traces and logs each request, as a `Dataplane` in front of the service.
 """
@@ -11,16 +11,12 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from importlib.metadata import version as package_version
 from typing import Any
-
-from prometheus_client import CollectorRegistry, Info
 
 from upwell.cloud.batching.priority_queue import Run
 from upwell.cloud.config import Serve
 from upwell.cloud.observe.metrics import (
     ANONYMOUS,
-    CloudCollector,
     ModelCounts,
     Reporter,
     RequestCounters,
@@ -28,14 +24,12 @@ from upwell.cloud.observe.metrics import (
     Snapshot,
 )
 from upwell.cloud.service.model_loader import BrokenModel, ModelVersions, OnRun
-from upwell.shared.config.security import Address, parse_address
 from upwell.shared.oip.auth.caller import client_key
 from upwell.shared.oip.auth.request_quotas import size_bytes
 from upwell.shared.oip.dataplane import Call, Dataplane, DataplaneLayer, InferRequest, InferResponse
 from upwell.shared.oip.error_statuses import Status, status_of
 from upwell.shared.telemetry.log_context import LONGEST_NAME, note_trace
 from upwell.shared.telemetry.logs import FIELDS
-from upwell.shared.telemetry.metrics_page_server import serve_pages
 from upwell.shared.telemetry.open_collectors import open_tracer
 from upwell.shared.telemetry.tracing import Tracer
 
@@ -210,17 +204,3 @@ class Telemetry:
             self._reporter.close()
         if self._tracer is not None:
             self._tracer.delivery.close()
-
-
-def serve_metrics(address: str, read: Callable[[], Iterable[Snapshot]]) -> str:
-    """Serve Prometheus metrics from `read` at `HOST:PORT` until the process ends; returns the page's URL.
-
-    Raises `ConfigError` if it cannot listen.
-    """
-    registry = CollectorRegistry()
-    build = Info("upwell_cloud_build", "The service's version of Upwell; always 1.", registry=registry)
-    build.info({"version": package_version("upwell")})
-    registry.register(CloudCollector(read))
-    where = parse_address(address)
-    server = serve_pages(where.host, where.port, registry, "serve.metrics")
-    return f"http://{Address(where.host, server.server_port)}/metrics"

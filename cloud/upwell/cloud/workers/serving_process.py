@@ -18,7 +18,8 @@ from rich.progress import track
 
 from upwell.cloud.batching.priority_queue import Run
 from upwell.cloud.config import CloudConfig
-from upwell.cloud.observe.telemetry import Telemetry, serve_metrics
+from upwell.cloud.observe.metrics import serve_metrics
+from upwell.cloud.observe.telemetry import Telemetry
 from upwell.cloud.repository.model_folders import ModelFolder
 from upwell.cloud.service.cloud_service import CloudIntrospection, CloudService
 from upwell.cloud.service.model_loader import (

@@ -21,8 +21,7 @@ from typing import Any, ClassVar, NoReturn
 from rich.console import Console
 
 from upwell.cloud.config import CloudConfig
-from upwell.cloud.observe.metrics import WorkerMetrics
-from upwell.cloud.observe.telemetry import serve_metrics
+from upwell.cloud.observe.metrics import WorkerMetrics, serve_metrics
 from upwell.cloud.workers.calls_to_all_workers import Changes, GatheredStatistics
 from upwell.cloud.workers.startup_banner import Listening, ModelLine, announce
 from upwell.cloud.workers.worker_messages import (

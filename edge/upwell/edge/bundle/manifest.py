@@ -97,6 +97,6 @@ def read_manifest(folder: Path) -> Manifest:
         raise BundleRefused(
             Refusal.MALFORMED,
             path,
-            "not as `upwell model pack` writes it; was it edited, or were its line endings changed?",
+            "this is not what `upwell model pack` writes; was it edited, or were its line endings changed?",
         )
     return manifest

@@ -79,7 +79,9 @@ def open_archive(
     from upwell.edge.bundle.archive import unpacked
 
     if path.suffix.lower() in (".onnx", ".tflite"):
-        raise BundleRefused(Refusal.MALFORMED, path, "a model file; expected its folder (a model file alone is `file`)")
+        raise BundleRefused(
+            Refusal.MALFORMED, path, "this is a model file; expected its folder, or the model file under `file`"
+        )
     with unpacked(path, into, advance) as folder:
         bundle = _from_archive(path, folder, trust, newer_than, advance)
         with ConfigError.on_os_error(into, "cannot be written"):

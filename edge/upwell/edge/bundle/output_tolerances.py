@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from upwell.shared.signature.answer_agreement import matched_boxes
 from upwell.shared.signature.signature import LogicalOutput
 from upwell.shared.tensors import Array
 
 INT8_STEPS = 2.0
 """Each kernel may round a score by one int8 step (1/255 of the range), so scores closer than this may swap places."""
-MIN_IOU = 0.5
-"""Boxes that overlap less are different detections."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -114,7 +113,7 @@ def _decides_alike(output: LogicalOutput, answer: Floats, reference: Floats, lim
     if not passed or most_of_one_class < limits.agree * decided:
         return Agreement(passed, text)
     error = _near(output.name, answer, reference, limits)
-    why = "a constant answer would pass too" if decided else "no row counts"
+    why = "a constant answer would pass too" if decided else "no row is decided clearly enough"
     return error if error.passed else Agreement(False, f"{error.text} ({why}: argmax proves nothing)")
 
 
@@ -135,7 +134,7 @@ def _step(output: LogicalOutput, reference: Floats) -> float:
 
 
 def _found_alike(name: str, answer: Floats, reference: Floats, limits: Tolerances) -> Agreement:
-    """The share of detections that both sides found: the same class, and boxes that overlap by `MIN_IOU`.
+    """The share of detections that both sides found: the same class, and boxes that overlap by half (`matched_boxes`).
 
     A detection counts by the square of its score, since rounding decides about one at the threshold. Pairs are matched
     greedily, best reference first. A reference without detections proves nothing, and fails.
@@ -145,26 +144,7 @@ def _found_alike(name: str, answer: Floats, reference: Floats, limits: Tolerance
     whole = same = 0.0
     for mine, theirs in zip(answer.reshape(-1, *answer.shape[-2:]), reference.reshape(-1, *reference.shape[-2:])):  # noqa: B905  compared shapes
         mine, theirs = mine[mine[:, 5] >= 0], theirs[theirs[:, 5] >= 0]
-        pairs = _pairs(mine, theirs)
+        pairs = matched_boxes(mine, theirs)
         whole += float((mine[:, 4] ** 2).sum() + (theirs[:, 4] ** 2).sum())
         same += sum(float(mine[one, 4] ** 2 + theirs[other, 4] ** 2) for one, other in pairs)
     return _judged(name, "of the detections agree", same / (whole or 1.0), limits)
-
-
-def _pairs(mine: Floats, theirs: Floats) -> Sequence[tuple[int, int]]:
-    pairs: list[tuple[int, int]] = []
-    free = set(range(len(mine)))
-    for index, wanted in enumerate(theirs):
-        alike = [(_iou(mine[one], wanted), one) for one in free if mine[one, 5] == wanted[5]]
-        overlap, best = max(alike, default=(0.0, -1))
-        if overlap >= MIN_IOU:
-            pairs.append((best, index))
-            free.remove(best)
-    return pairs
-
-
-def _iou(one: Floats, other: Floats) -> float:
-    sides = np.minimum(one[2:4], other[2:4]) - np.maximum(one[:2], other[:2])
-    overlap = float(np.clip(sides, 0.0, None).prod())
-    both = sum(float((box[2] - box[0]) * (box[3] - box[1])) for box in (one, other))
-    return overlap / (both - overlap) if both > overlap else 0.0

@@ -34,7 +34,7 @@ from upwell.edge.request.request import RequestRecord, size_bytes
 from upwell.edge.runtimes.base import runtime_name
 from upwell.edge.spool.database_keeper import Keeper, KeptDatabase
 from upwell.edge.spool.spooled_request import SpoolResult
-from upwell.edge.uplink.call_outcomes import CloudReply
+from upwell.edge.uplink.cloud_reply import CloudReply
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.routing.case_selection import EVALUATED, RowSigns, VectorReference, Why, inclusion, whys
 from upwell.shared.routing.drift.drift_reference import DistanceFrom, VectorModel
@@ -183,13 +183,14 @@ class CaseCollector:
             if edge is not None and hard is not None and edge.scorer.can(hard):
                 measured = edge.scorer.score(outputs, hard, len(rows))
             for index, row in enumerate(rows):
-                said[row] = (_part(edge, outputs, index), measured[index])
+                said[row] = (outputs if edge is None else edge.signature.row(outputs, index), measured[index])
         clouds = {}
         for attempt in done.attempts:
             outcome = attempt.outcome
             if isinstance(outcome, CloudReply) and not outcome.is_degraded:
                 for index, row in enumerate(attempt.rows):
-                    clouds[row] = (_part(edge, outcome.response.outputs, index), outcome.digest)
+                    outputs = outcome.response.outputs
+                    clouds[row] = (outputs if edge is None else edge.signature.row(outputs, index), outcome.digest)
         tracks = done.signals.request_facts.tags.get(TRACK, "").split(",")
         for row in done.parts.all:
             if row in said or row in clouds:
@@ -330,13 +331,6 @@ class CaseCollector:
 
 def _day() -> str:
     return datetime.fromtimestamp(time.time(), timezone.utc).date().isoformat()
-
-
-def _part(edge: EdgeModel | None, outputs: Mapping[str, Array], index: int) -> Mapping[str, Array]:
-    """The outputs of one row, with its row dimension."""
-    if edge is None or not edge.signature.has_rows:
-        return outputs
-    return {name: array[index : index + 1] for name, array in outputs.items()}
 
 
 def _signature(edge: EdgeModel | None, row: _Row, done: RequestRecord) -> CaseSignature:

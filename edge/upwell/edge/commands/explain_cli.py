@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from upwell.edge.config import state_dir_of
+from upwell.edge.observe.explain_text import ms, outcome, tell, tell_frame
 from upwell.edge.observe.flight_recorder import (
     FOLDER_NAME,
     FRAMES_NAME,
@@ -24,7 +25,6 @@ from upwell.edge.observe.flight_recorder import (
     local_time,
     newest_lines,
 )
-from upwell.edge.observe.trace_text import ms, outcome, tell, tell_frame
 from upwell.shared.errors import ConfigError, printable
 
 _WIDE = 1000

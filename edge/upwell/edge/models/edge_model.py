@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
@@ -17,11 +19,12 @@ from upwell.edge.bundle.bundle import Bundle
 from upwell.edge.models.hardness_scorer import Scorer
 from upwell.edge.models.trial_and_rollback import Comparison, Trial
 from upwell.edge.runtimes.base import Placement, Runtime, runtime_name
-from upwell.shared.errors import ConfigError, ModelFailed
+from upwell.shared.errors import ConfigError, ModelFailed, UpwellError
 from upwell.shared.quick_values import quick
 from upwell.shared.routing.decide.router_state import SplitRoute
 from upwell.shared.routing.policy.settings import HardSettings, ModelPair
 from upwell.shared.routing.scheduling.run_request import RunRequest
+from upwell.shared.signature.answer_agreement import Judge
 from upwell.shared.signature.processor import CandidatesByOutput, Prepared, Processor, chunk_of, sizes_fit
 from upwell.shared.signature.signature import Signature
 from upwell.shared.tensors import Array, TensorSpec, is_float, numpy_dtype
@@ -42,6 +45,8 @@ NO_FACTS = "", "", ""
 """The facts about the device in an answer in which it took no part."""
 
 _ANY = RunRequest()
+_ASIDE_S = 30.0
+_log = logging.getLogger(__name__)
 
 NotePrepared: TypeAlias = Callable[[float], None]
 """Takes the time that the inputs took to prepare (seconds)."""
@@ -214,6 +219,20 @@ class EdgeModel:
         self.signature.check_inputs(inputs)
         return self._run_checked(inputs)
 
+    def run_aside(self, other: EdgeModel, inputs: Mapping[str, Array], run_s: float) -> EdgeRun | None:
+        """The answer of `other`, whose run takes `run_s`, while this model's device is idle.
+
+        None if the device stays busy for 30 s, or if the run fails.
+        """
+        try:
+            with self.scheduler.acquire(time.monotonic() + _ASIDE_S, RunRequest(run_s=run_s, priority="low")):
+                return other.run_now(inputs)
+        except UpwellError as error:  # it has other inputs, or the device is too busy
+            _log.debug("not run aside: %s", error)
+        except Exception:  # noqa: BLE001  whatever a runtime throws: the request itself was answered
+            _log.debug("not run aside", exc_info=True)
+        return None
+
     def _run_checked(self, inputs: Mapping[str, Array], note_prepared: NotePrepared | None = None) -> EdgeRun:
         started_s, processor = time.monotonic(), self.processor
         candidates: CandidatesByOutput | None = None
@@ -285,6 +304,12 @@ class EdgeModel:
             if is_float(array.dtype) and not may_be_any and not np.isfinite(array).all():
                 return output.name
         return ""
+
+    def judge(self, hard: HardSettings | None) -> Judge | None:
+        """What tells whether two answers agree; None for a model whose answers cannot be compared."""
+        with suppress(ConfigError):
+            return Judge(self.signature, box_score=(hard or HardSettings()).box_score, with_labels=False)
+        return None
 
     def close(self) -> None:
         """Close the runtime, then release the device."""

@@ -123,7 +123,7 @@ class Loader:
             _log.warning("%s is a bare file without a bundle: nothing %sverifies it", side.file, untested)
             others, own = side.file.parent / DESCRIPTION_NAME, self._files.description
             if others != own and others.exists() and not own.exists():
-                _log.warning("%s is not read: the description of this file would be %s", others, own.name)
+                _log.warning("%s is ignored: the description of this model file must be named %s", others, own.name)
 
     def load(self) -> EdgeModel:
         """The model, once any configured accelerator is ready or was skipped.

@@ -11,13 +11,13 @@ from types import MappingProxyType
 
 from upwell.edge.case_collection.case_collector import CaseCollector
 from upwell.edge.models.edge_model import EdgeModel, ServedModel
-from upwell.edge.observe.log_lines import judge_of, one_row, with_cloud
 from upwell.edge.observe.request_log import RequestLog
+from upwell.edge.observe.request_log_lines import with_cloud
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request.request import RequestRecord
 from upwell.edge.spool.spool import Spool
 from upwell.edge.spool.spooled_request import Case, Kind, SpoolResult
-from upwell.edge.uplink.call_outcomes import CloudReply
+from upwell.edge.uplink.cloud_reply import CloudReply
 from upwell.shared.errors import ModelFailed
 from upwell.shared.oip.auth.caller import current_caller
 from upwell.shared.oip.dataplane import InferResponse, Parameter
@@ -69,7 +69,7 @@ class AuditSampler:
         if row in lines:
             facts[LINE_FACT] = lines[row].model_dump_json(exclude_defaults=True)
         rows, outputs = next((rows, run.outputs) for rows, run in done.parts.edge if row in rows)
-        outputs = one_row(done.model.edge, outputs, rows.index(row))
+        outputs = done.model.edge.signature.row(outputs, rows.index(row))
         return AuditedRow(row, case_of(done, "audit", (row,), str(Reason.EASY), outputs, facts))
 
     def send(self, done: RequestRecord, audit: AuditedRow, verdict: Verdict) -> None:
@@ -136,7 +136,7 @@ class AuditResults:
             _log.warning("the cloud's answer to audit %s cannot be compared: %s", result.spool_id, error)
             return
         settings = self._router.settings(result.model)
-        judge = judge_of(served.edge, settings.hard)
+        judge = served.edge.judge(settings.hard)
         line = edge.parameters.get(LINE_FACT)
         known = LogLine.model_validate_json(line) if isinstance(line, str) else None
         if known is not None:

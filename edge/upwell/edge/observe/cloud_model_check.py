@@ -13,7 +13,7 @@ from upwell.edge.models.edge_model import ServedModel
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request.answer import Answer
 from upwell.edge.request.request import RequestRecord
-from upwell.edge.uplink.call_outcomes import METADATA_BYTES, EgressForbidden
+from upwell.edge.uplink.egress import METADATA_BYTES, EgressForbidden
 from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
@@ -172,7 +172,7 @@ class CloudModels:
         for name, resize in seen.resizes.items():
             height, width = resize.to
             _log.info(
-                "model %s: input %s: the cloud makes pictures %d x %d (%s): larger ones are shrunk before they go up",
+                "model %s: input %s: the cloud resizes pictures to %d x %d (%s), so larger ones are sent shrunk",
                 model, name, width, height, resize.fit,
             )  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -15,19 +14,17 @@ from typing import Any
 from upwell.edge.models.edge_model import EdgeModel, EdgeRun
 from upwell.edge.models.hardness_scorer import NO_SCORES
 from upwell.edge.observe.audits import LINE_FACT, SHADOW_FACT, case_of
-from upwell.edge.observe.log_lines import judge_of, with_cloud
 from upwell.edge.observe.outcome_recorder import FailureLog
+from upwell.edge.observe.request_log_lines import cloud_row, with_cloud
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request.request import RequestRecord
 from upwell.edge.runtimes.base import runtime_name
 from upwell.edge.spool.spool import Spool
-from upwell.shared.errors import UpwellError
 from upwell.shared.files import StateFile
 from upwell.shared.oip.dataplane import Parameter
 from upwell.shared.routing.policy.compiled_policy import Verdict
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.routing.request_log_line import LogLine
-from upwell.shared.routing.scheduling.run_request import RunRequest
 from upwell.shared.tensors import Array
 
 EVERY_S = 0.1
@@ -44,9 +41,6 @@ FILE_NAME = "shadow.json"
 """The file of unreported lines, in the agent's `state_dir`."""
 TOLD_BYTES = 32 << 10
 """Maximum bytes of lines reported in one poll."""
-
-_WAITS_S = 30.0
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -160,7 +154,9 @@ class ShadowRelease:
     def _answer(self, edge: EdgeModel, done: RequestRecord, inputs: Mapping[str, Array], spool: Spool | None) -> None:
         try:
             verdict = self._router.judge(done.signals)
-            run = _run_aside(edge, done, inputs) if verdict.denial is None else None
+            served, run_s = done.model.edge, math.nan if done.edge_s is None else done.edge_s
+            assert served is not None  # noqa: S101  as `offer` asked
+            run = served.run_aside(edge, inputs, run_s) if verdict.denial is None else None
             if run is not None:
                 self._record(edge, done, run, (spool, verdict))
         finally:
@@ -176,14 +172,11 @@ class ShadowRelease:
             hardness=edge.scorer.score_all(run.outputs, hard, 1, run.candidates)[0], edge_digest=edge.digest,
             edge_runtime=runtime_name(edge.runtime), **edge.scorer.logged(run.outputs, hard, 0, run.candidates),
         )  # fmt: skip
-        outputs = {name: array[:1] for name, array in run.outputs.items()} if edge.signature.has_rows else run.outputs
+        outputs = edge.signature.row(run.outputs, 0)
         reply = done.replies.get(0)
         if reply is not None and not reply.is_degraded:
-            attempt = next(one for one in done.attempts if 0 in one.rows)
-            cloud = reply.response.outputs
-            row = {name: array[attempt.rows.index(0)][None] for name, array in cloud.items()}
-            judge = judge_of(edge, done.settings.hard)
-            self.audited(with_cloud(line, reply, outputs, row if edge.signature.has_rows else cloud, judge))
+            judge = edge.judge(done.settings.hard)
+            self.audited(with_cloud(line, reply, outputs, cloud_row(done, edge, 0), judge))
         elif spool is not None and done.settings.audit and done.model.cloud_model and self._kept.audits < MOST_AUDITS:
             self._kept.audits += 1
             facts: dict[str, Parameter] = {LINE_FACT: _text(line), SHADOW_FACT: True}
@@ -233,19 +226,3 @@ def _text(line: LogLine) -> str:
         if len(text) <= TOLD_BYTES
         else line.model_copy(update={**NO_SCORES}).model_dump_json(exclude_defaults=True)
     )
-
-
-def _run_aside(edge: EdgeModel, done: RequestRecord, inputs: Mapping[str, Array]) -> EdgeRun | None:
-    """The model's answer if the device is idle; None if it is not, or the model fails."""
-    served = done.model.edge
-    assert served is not None  # noqa: S101  asked before
-    try:
-        run_s = math.nan if done.edge_s is None else done.edge_s
-        request = RunRequest(run_s=run_s, priority="low")
-        with served.scheduler.acquire(time.monotonic() + _WAITS_S, request):
-            return edge.run_now(inputs)
-    except UpwellError as error:
-        _log.debug("no shadow answer: %s", error)
-    except Exception:  # noqa: BLE001  whatever a runtime throws: the request itself was answered
-        _log.debug("no shadow answer", exc_info=True)
-    return None

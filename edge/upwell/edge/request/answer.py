@@ -10,7 +10,7 @@ from importlib.metadata import version as package_version
 
 from upwell.edge.models.edge_model import NO_FACTS, Head
 from upwell.edge.request.request import Replies, RequestRecord
-from upwell.edge.uplink.call_outcomes import CloudReply
+from upwell.edge.uplink.cloud_reply import CloudReply
 from upwell.shared.oip.dataplane import Parameter
 from upwell.shared.quick_values import quick
 from upwell.shared.routing.flow.request_flow import RequestFlow

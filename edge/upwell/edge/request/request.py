@@ -15,7 +15,7 @@ import numpy as np
 from upwell.edge.admission.request_admission import Admission
 from upwell.edge.models.edge_model import EdgeModel, EdgeRun, ServedModel
 from upwell.edge.policy.router_service import RouterService
-from upwell.edge.uplink.call_outcomes import CloudReply
+from upwell.edge.uplink.cloud_reply import CloudReply
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.introspection import Seen
 from upwell.shared.quick_values import quick

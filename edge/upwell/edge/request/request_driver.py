@@ -22,7 +22,8 @@ from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request.answer import Answer, build_answer
 from upwell.edge.request.request import Request, RequestContext, RequestRecord, RowParts, pictures_of, signals_of
 from upwell.edge.request.request_spans import EDGE, HEAD, UPLINK, add_decision, add_run
-from upwell.edge.uplink.call_outcomes import CloudReply, EgressForbidden
+from upwell.edge.uplink.cloud_reply import CloudReply
+from upwell.edge.uplink.egress import EgressForbidden
 from upwell.shared.errors import DeadlineExceeded, ModelFailed, Refused
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.routing.decide.router_state import Decision, PicturesPrepared

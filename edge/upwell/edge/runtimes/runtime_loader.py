@@ -6,7 +6,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from upwell.edge.runtimes.base import Runtime
-from upwell.edge.runtimes.placement import Coverage, FallbackRuntime
+from upwell.edge.runtimes.fallback_runtime import FallbackRuntime
+from upwell.edge.runtimes.placement import Coverage
 from upwell.edge.runtimes.runtime_options import LITERT_NPU, AcceleratorOptions, RuntimeOptions
 from upwell.shared.errors import ConfigError, ExtraMissing
 

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
-from upwell.shared.config.yaml import resolve
+from upwell.shared.config.yaml import FilePart, resolve
 
 LITERT_NPU = "litert_npu"
 """The provider name for LiteRT's own NPU path (`CompiledModel`)."""
@@ -32,10 +32,8 @@ def _one_or_more(value: object) -> object:
     return value if isinstance(value, (list, tuple)) else [value]
 
 
-class AcceleratorOptions(BaseModel):
+class AcceleratorOptions(FilePart):
     """Accelerators, tried in order before the CPU; with a `must` among them, loading fails in place of the CPU."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     provider: str = Field(
         min_length=1,
@@ -58,10 +56,8 @@ class AcceleratorOptions(BaseModel):
         return {key: str(value) for key, value in self.options.items()}
 
 
-class RuntimeOptions(BaseModel):
+class RuntimeOptions(FilePart):
     """How a model file runs on the device."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     runtime: Literal["onnx", "tflite"] | None = Field(None, description="Default: by the file's suffix.")
     threads: int | None = Field(

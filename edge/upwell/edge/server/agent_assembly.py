@@ -142,7 +142,7 @@ def _sinks(results: Path | None, on_result: Callable[[SpoolResult], None] | None
 def _report(agent: AgentCore, config: AgentConfig) -> FleetPoller | None:
     """Report to a fleet service and a metrics collector until the agent is closed. Raises `ConfigError`."""
     from upwell.edge.fleet.device_facts import AgentView, DemandView, resource_attributes
-    from upwell.edge.observe.trace_text import tell_elsewhere
+    from upwell.edge.observe.explain_text import tell_elsewhere
     from upwell.shared.opamp import digest_of
 
     agent_digest = digest_of(config.model_dump_json().encode()).hex()

@@ -13,8 +13,8 @@ from upwell.edge.models.edge_model import ServedModel
 from upwell.edge.request.answer import Answer
 from upwell.edge.request.request import Request
 from upwell.edge.server.agent_core import AgentCore
-from upwell.edge.uplink.call_outcomes import METADATA_BYTES, EgressForbidden
 from upwell.edge.uplink.cloud_call import REASON_OF
+from upwell.edge.uplink.egress import METADATA_BYTES, EgressForbidden
 from upwell.shared.errors import (
     CallerLeft,
     CloudFailed,

@@ -24,7 +24,7 @@ from upwell.edge.spool.spooled_request import (
     SpoolUnavailable,
     Stored,
 )
-from upwell.edge.uplink.call_outcomes import EgressForbidden
+from upwell.edge.uplink.egress import EgressForbidden
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.routing.policy.compiled_policy import Verdict
 

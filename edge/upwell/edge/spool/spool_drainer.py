@@ -16,7 +16,7 @@ from upwell.edge.spool.open_database import REOPEN_S
 from upwell.edge.spool.result_delivery import News
 from upwell.edge.spool.spool_store import Store
 from upwell.edge.spool.spooled_request import Later, SpoolLimits, SpoolTally, SpoolUnavailable, Stored
-from upwell.edge.uplink.call_outcomes import EgressForbidden
+from upwell.edge.uplink.egress import EgressForbidden
 from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.oip.codec.converters import serialize_infer_response
 from upwell.shared.oip.dataplane import InferRequest, InferResponse

@@ -12,8 +12,8 @@ from functools import partial
 from upwell.edge.models.edge_model import ServedModel
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.spool.spooled_request import Later
-from upwell.edge.uplink.call_outcomes import CloudReply
 from upwell.edge.uplink.cloud_call import REASON_OF, Message
+from upwell.edge.uplink.cloud_reply import CloudReply
 from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind

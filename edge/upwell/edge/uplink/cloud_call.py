@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
-from upwell.edge.uplink.call_outcomes import CloudReply
+from upwell.edge.uplink.cloud_reply import CloudReply
 from upwell.edge.uplink.endpoint import Connection, Endpoint
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.codec import converters

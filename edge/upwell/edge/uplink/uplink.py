@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from upwell.edge.uplink.call_outcomes import Judge, check_egress
 from upwell.edge.uplink.cloud_call import REASON_OF, CloudCall, ConnectionLease, FailedCall, Message
+from upwell.edge.uplink.egress import EgressJudge, check_egress
 from upwell.edge.uplink.endpoint import Connection, Endpoint, Sources, source_addresses
 from upwell.edge.uplink.endpoint_probing import Prober
 from upwell.edge.uplink.endpoint_selector import EndpointSelector
@@ -96,7 +96,7 @@ class Uplink:
         self._look = look
         self._sources: Sources | None = None
         self._looked_at_s = -math.inf
-        self._candidate: Judge | None = None
+        self._candidate: EgressJudge | None = None
         self._prober = Prober(self._ask_around)
         self._observe = observe
         self._wants_probe = wants_probe
@@ -133,7 +133,7 @@ class Uplink:
         """
         return (self._is_well or bool(self.interface)) and self._wants_probe()
 
-    def note_candidate(self, judge: Judge) -> None:
+    def note_candidate(self, judge: EgressJudge) -> None:
         """A request that may leave was seen, whether it leaves or not: keep the link estimate fresh for a while.
 
         `judge` says, from any thread, whether that request may leave.
@@ -158,7 +158,7 @@ class Uplink:
     def start(
         self,
         request: InferRequest | Message,
-        judge: Judge,
+        judge: EgressJudge,
         give_up_s: float,
         apart_from: CloudCall | None = None,
     ) -> CloudCall:
@@ -190,15 +190,15 @@ class Uplink:
             raise
         return CloudCall(self, lease, pending, message.id, started_s)
 
-    def metadata(self, model: str, judge: Judge, timeout_s: float) -> ModelMetadata:
+    def metadata(self, model: str, judge: EgressJudge, timeout_s: float) -> ModelMetadata:
         """The cloud's metadata of a model. Raises `RemoteError`, and `EgressForbidden` like `start`."""
         return self._ask(judge, lambda client: client.metadata(model, timeout_s=timeout_s))
 
-    def config_parameters(self, model: str, judge: Judge, timeout_s: float) -> Mapping[str, str]:
+    def config_parameters(self, model: str, judge: EgressJudge, timeout_s: float) -> Mapping[str, str]:
         """The `parameters` of a model's configuration in the cloud. Raises like `metadata`."""
         return self._ask(judge, lambda client: client.config_parameters(model, timeout_s))
 
-    def _ask(self, judge: Judge, question: Callable[[Client], T]) -> T:
+    def _ask(self, judge: EgressJudge, question: Callable[[Client], T]) -> T:
         check_egress(judge)
         lease = self._choose(None)
         try:

@@ -35,7 +35,7 @@ def _companion(config: AgentConfig, path: Path) -> Companion:
     # An agent without pipelines does not need this package.
     with ExtraMissing.on_import("pipelines", "pipelines need PACKAGE", "pipelines"):
         from upwell.pipelines.commands.run_cli import pages_of
-        from upwell.pipelines.run.pipeline_factory import LateResults
+        from upwell.pipelines.run.late_answers import LateResults
         from upwell.pipelines.run.pipelines_file import load, running_file
     load(path, config)
     results = LateResults()

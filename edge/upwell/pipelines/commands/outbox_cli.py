@@ -14,7 +14,7 @@ import typer
 
 from upwell.edge.config import state_dir_of
 from upwell.edge.spool.open_database import opened
-from upwell.pipelines.sinks.outbox_tables import OUTBOX_NAME, SCHEMA
+from upwell.pipelines.sinks.outbox_store import OUTBOX_NAME, SCHEMA
 from upwell.shared.errors import EXIT_FAILED, ConfigError, printable
 from upwell.shared.units import count_of
 
@@ -38,7 +38,8 @@ def list_events(config: _Config, as_json: _Json = False) -> None:
     with _opened(path) as connection:
         rows = _rows(connection)
     if as_json:
-        typer.echo(json.dumps({"path": str(path), "events": [_document(row) for row in rows]}))
+        events = [{**{name: row[name] for name in _COLUMNS[1:-1]}, "retry": bool(row["is_ordered"])} for row in rows]
+        typer.echo(json.dumps({"path": str(path), "events": events}))
         return
     lines = [("ID", "PIPELINE", "EVENT", "SINK", "BYTES", "STATE", "ERROR"), *map(_line, rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -123,10 +124,6 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
 
 def _rows(connection: sqlite3.Connection) -> list[dict[str, Any]]:
     return [dict(zip(_COLUMNS, row, strict=True)) for row in connection.execute(_ROWS)]
-
-
-def _document(row: dict[str, Any]) -> dict[str, Any]:
-    return {**{name: row[name] for name in _COLUMNS[1:-1]}, "retry": bool(row["is_ordered"])}
 
 
 def _line(row: dict[str, Any]) -> tuple[str, ...]:

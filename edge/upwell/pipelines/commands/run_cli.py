@@ -14,7 +14,7 @@ from upwell.edge.config import AgentConfig
 from upwell.edge.observe.agent_health import summary
 from upwell.edge.server.agent_assembly import assemble, serve_metrics
 from upwell.pipelines.preview.preview import preview_pages
-from upwell.pipelines.run.pipeline_factory import LateResults
+from upwell.pipelines.run.late_answers import LateResults
 from upwell.pipelines.run.pipeline_runner import PipelineRunner
 from upwell.pipelines.run.pipelines_file import load, running_file
 from upwell.shared.config.security import parse_address

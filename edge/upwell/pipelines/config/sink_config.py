@@ -11,8 +11,17 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from upwell.pipelines.config.one_key_section import OneKeySection
+from upwell.pipelines.sinks.base import (
+    JsonlSettings,
+    KafkaSettings,
+    MqttSettings,
+    PicturesSettings,
+    PluginSettings,
+    SinkSettings,
+    WebhookSettings,
+)
 from upwell.shared.config.located_errors import Location, located
-from upwell.shared.config.security import Address, TcpAddress, parse_address
+from upwell.shared.config.security import Address, TcpAddress, TlsFiles, parse_address
 from upwell.shared.config.yaml import FilePart, RelativePath
 from upwell.shared.errors import ConfigError
 from upwell.shared.units import Bytes, Seconds
@@ -275,3 +284,24 @@ class SinkSection(OneKeySection):
     kafka: KafkaSection | None = None
     pictures: PicturesSection | None = None
     plugin: SinkPluginSection | None = None
+
+
+def sink_settings(section: SinkSection) -> SinkSettings:
+    """The settings to open the sink with."""
+    if section.jsonl is not None:
+        return JsonlSettings(section.jsonl.path, section.jsonl.limit)
+    if section.pictures is not None:
+        return PicturesSettings(section.pictures.folder, section.pictures.limit)
+    if section.webhook is not None:
+        hook = section.webhook
+        return WebhookSettings(hook.url, hook.secret_file, hook.ca, hook.timeout)
+    if section.mqtt is not None:
+        mqtt = section.mqtt
+        tls = TlsFiles(mqtt.cert, mqtt.key, mqtt.ca)
+        return MqttSettings(mqtt.broker, mqtt.topic, tls, mqtt.user, mqtt.password_file)
+    if section.plugin is not None:
+        return PluginSettings(section.plugin.name, section.plugin.options)
+    assert section.kafka is not None  # noqa: S101  one of them, as the file was checked
+    kafka = section.kafka
+    files = TlsFiles(kafka.cert, kafka.key, kafka.ca) if kafka.tls else None
+    return KafkaSettings(kafka.brokers, kafka.topic, files, kafka.user, kafka.password_file)

@@ -12,7 +12,8 @@ from upwell.edge.server.agent_core import AgentCore
 from upwell.pipelines.config.model_signatures import signatures_of
 from upwell.pipelines.config.pipelines_check import parse_pipelines
 from upwell.pipelines.frame_outcome import AnsweredFrame, PipelineStatus
-from upwell.pipelines.run.pipeline_factory import LateResults, build_pipelines
+from upwell.pipelines.run.late_answers import LateResults
+from upwell.pipelines.run.pipeline_factory import build_pipelines
 from upwell.pipelines.run.pipeline_runner import PipelineRunner
 from upwell.shared.config.yaml import load_yaml, read_text
 from upwell.shared.platform.closing import Closing

@@ -21,23 +21,48 @@ from upwell.edge.spool.spooled_request import SpoolClock, SpoolResult
 AMENDMENTS_NAME = "amendments.db"
 """The file in the agent's `state_dir`."""
 
-
 MAX_WAITING = 100_000
 """Maximum number of cases awaiting answers; beyond it the oldest are dropped."""
-
 
 MAX_AGE_S = 8 * 86_400.0
 """How long a case waits. A spool keeps it for seven days by default, and its result arrives at once."""
 
+_BOUND_S = 2.0
+"""How long a result waits for the pipelines to start before it is postponed."""
 
 _MAX_EARLY = 1000
-
-
 _MAX_EARLY_BYTES = 16 << 20
-
-
 _FORGET_EVERY_S = 60.0
 _log = logging.getLogger(__name__)
+
+
+class LateResults:
+    """Receives the agent's late results. It exists before the agent, which needs it, and is bound to the pipelines
+    later.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition(threading.RLock())
+        self._take: Callable[[SpoolResult], None] | None = None
+
+    def __call__(self, result: SpoolResult) -> None:
+        """Take an answer of the cloud to a stored case. Raises `TakeLater` if no pipeline is there to take it."""
+        with self._changed:  # held until it is taken, so that nothing it needs is closed
+            self._changed.wait_for(lambda: self._take is not None, _BOUND_S)
+            if self._take is None:
+                raise TakeLater("the pipelines are not running")
+            self._take(result)
+
+    def bind(self, take: Callable[[SpoolResult], None]) -> None:
+        """Give all results to `take` from now on."""
+        with self._changed:
+            self._take = take
+            self._changed.notify_all()
+
+    def unbind(self) -> None:
+        """Take no more results; later ones are kept for the next start."""
+        with self._changed:
+            self._take = None
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from upwell.pipelines.config.pipelines_config import PipelinesConfig
 from upwell.pipelines.config.sink_config import BrokerSection, KafkaSection, WebhookSection
 from upwell.pipelines.config.source_config import CaptureSection
 from upwell.pipelines.preview.preview import check_preview_address
-from upwell.pipelines.run.pipeline_factory import LateResults, build_pipelines
+from upwell.pipelines.run.late_answers import LateResults
+from upwell.pipelines.run.pipeline_factory import build_pipelines
 from upwell.pipelines.run.pipeline_runner import PipelineRunner
 from upwell.shared.config.yaml import read_text
 from upwell.shared.errors import ConfigError

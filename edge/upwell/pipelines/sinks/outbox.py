@@ -19,8 +19,8 @@ from pathlib import Path
 
 from upwell.edge.spool.open_database import REOPEN_S
 from upwell.pipelines.sinks.base import Message, Poisonous, Sink, SinkUnavailable
-from upwell.pipelines.sinks.outbox_database import OutboxDatabase, OutboxLimits, OutboxUnavailable
-from upwell.pipelines.sinks.outbox_tables import OutboxTables, Outcome, PendingMessage
+from upwell.pipelines.sinks.outbox_jobs import OutboxJobs, OutboxLimits, OutboxUnavailable
+from upwell.pipelines.sinks.outbox_store import OutboxStore, Outcome, PendingMessage
 from upwell.shared.errors import ConfigError
 from upwell.shared.platform.background_thread import BackgroundThread
 
@@ -45,7 +45,7 @@ class SinkRelay:
 
     def __init__(
         self,
-        database: OutboxDatabase,
+        database: OutboxJobs,
         sink: Sink,
         pipelines: Sequence[str],
         limits: OutboxLimits,
@@ -64,7 +64,7 @@ class SinkRelay:
         self._failures = 0
         self._problem = ""
         self._cursors: dict[str, int] = {}
-        self._owed: deque[Callable[[OutboxTables], None]] = deque()
+        self._owed: deque[Callable[[OutboxStore], None]] = deque()
         self._epoch = 0
         self._thread = BackgroundThread(f"sink {sink.name}", self._run, lambda: self._closing)
         self._thread.start()
@@ -165,7 +165,7 @@ class SinkRelay:
             self._save(lambda store, one=one, error=error: store.end_retry(one.number, error))  # type: ignore[misc]  # bound now
         return bool(retries)
 
-    def _next(self, store: OutboxTables, pipeline: str) -> list[PendingMessage]:
+    def _next(self, store: OutboxStore, pipeline: str) -> list[PendingMessage]:
         if self._epoch != self._database.epoch:
             self._epoch = self._database.epoch
             self._cursors.clear()
@@ -216,10 +216,10 @@ class SinkRelay:
         self._cursors[pipeline] = poison.number
         self._save(lambda store: store.set_aside(pipeline, self._sink.name, poison, error))
 
-    def _save(self, work: Callable[[OutboxTables], None]) -> None:
+    def _save(self, work: Callable[[OutboxStore], None]) -> None:
         epoch = self._epoch
 
-        def save(store: OutboxTables) -> None:
+        def save(store: OutboxStore) -> None:
             if epoch == self._database.epoch:
                 work(store)
 
@@ -307,7 +307,7 @@ class Outbox:
         by_name = _by_name(sinks)
         self._limits, self._may_send = limits, may_send
         self._names = _names(sinks)
-        self._database = OutboxDatabase(path, self._names, limits)
+        self._database = OutboxJobs(path, self._names, limits)
         self._relays = {name: self._relay(sink) for name, sink in by_name.items()}
 
     def change(self, sinks: Mapping[str, Sequence[Sink]]) -> None:

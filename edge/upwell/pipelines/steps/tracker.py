@@ -25,7 +25,8 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from upwell.pipelines.frame import FoundObject
-from upwell.pipelines.steps.geometry import LOST_S, has_area, iou
+from upwell.pipelines.steps.geometry import LOST_S, has_area
+from upwell.shared.signature.detections import overlap
 from upwell.shared.tensors import Array
 
 _FPS = 30.0
@@ -258,8 +259,8 @@ class _Look:
         codes = {label: code for code, label in enumerate(self._labels)}
         of_tracks = np.array([codes.get(track.label, -1) for track in free])
         of_objects = np.array([codes[self._labels[number]] for number in open_])
-        overlap = iou(_grown(places, stage.growth), _grown(self.boxes[open_], stage.growth))
-        for row, column in assign(np.where(of_tracks[:, None] == of_objects, overlap, 0.0), stage.least_iou):
+        overlaps = overlap(_grown(places, stage.growth)[:, None], _grown(self.boxes[open_], stage.growth))
+        for row, column in assign(np.where(of_tracks[:, None] == of_objects, overlaps, 0.0), stage.least_iou):
             self.track_of[open_[column]] = free[row]
 
 

@@ -20,7 +20,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class FilePart(BaseModel):
-    """A part of a configuration file: unknown keys are errors, and loaded values are immutable."""
+    """A part of a file: unknown keys are errors, and loaded values are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 

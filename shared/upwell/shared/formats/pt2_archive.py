@@ -232,7 +232,7 @@ class _Reading:
                 raise BadProgram(f"it changes its own state ({kind}); export the module after .eval()")
             name = self.now.get(_name(facts["arg"]), _name(facts["arg"]))
             if name not in made:
-                raise BadProgram(f"its output {name!r} is a weight or no tensor")
+                raise BadProgram(f"its output {name!r} is a weight, or is not a tensor")
             if name not in seen:
                 seen.add(name)
                 yield name
@@ -309,7 +309,7 @@ def _argument(value: Any, sizes: Mapping[str, int | str]) -> Argument:
         return tuple(_sized(one, sizes) for one in held)
     if kind in ("as_ints", "as_floats", "as_bools"):
         return tuple(float(one) if kind == "as_floats" else one for one in held)
-    raise BadProgram(f"an operator is given {kind.removeprefix('as_')!r}, which no operator of the list takes")
+    raise BadProgram(f"an argument of kind {kind.removeprefix('as_')!r} is not supported in a program")
 
 
 def _optional(value: Any) -> str | None:

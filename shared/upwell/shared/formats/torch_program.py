@@ -105,7 +105,7 @@ def refusal(operator: str, arguments: Mapping[str, object]) -> str:
     if operator not in OPERATORS:
         return f"operator {operator!r} is not supported in a program"
     if any(arguments.get(name) is True for name in _TRAINING) or arguments.get("dropout_p", 0) != 0:
-        return f"operator {operator!r} is in training; export the module after .eval()"
+        return f"operator {operator!r} is in training mode; export the module after .eval()"
     return ""
 
 

@@ -28,9 +28,10 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
 
+from upwell.shared.config.yaml import FilePart
 from upwell.shared.config.yaml_tree import dotted
 from upwell.shared.errors import ConfigError, Problem
 from upwell.shared.files import read_file
@@ -47,21 +48,17 @@ _BitsPerS = Annotated[float, Field(ge=1e-3, le=1e18, allow_inf_nan=False, strict
 _Name = Annotated[str, Field(min_length=1)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class CostNodeFacts(_Part):
+class CostNodeFacts(FilePart):
     """A node; a tier that is missing or null in `cost_s` cannot run it."""
 
     name: _Name
-    inputs: list[str] = []
-    outputs: list[str] = []
+    inputs: list[str] = Field(default_factory=list)
+    outputs: list[str] = Field(default_factory=list)
     cost_s: dict[str, _Seconds | None]
     only: str | None = None
 
 
-class CodecFacts(_Part):
+class CodecFacts(FilePart):
     """Another way to send a tensor."""
 
     name: _Name
@@ -70,15 +67,15 @@ class CodecFacts(_Part):
     decode_s: _Seconds = 0.0
 
 
-class CostTensorFacts(_Part):
+class CostTensorFacts(FilePart):
     """The cost of sending a tensor."""
 
     bytes: _Bytes
     splittable: Annotated[bool, Field(strict=True)] = True
-    codecs: list[CodecFacts] = []
+    codecs: list[CodecFacts] = Field(default_factory=list)
 
 
-class LinkFacts(_Part):
+class LinkFacts(FilePart):
     """From a tier to the next, which the key `to` names."""
 
     from_: str = Field(alias="from")
@@ -88,14 +85,14 @@ class LinkFacts(_Part):
     return_bps: _BitsPerS | None = None
 
 
-class FusedFacts(_Part):
+class FusedFacts(FilePart):
     """Two nodes that take less time when they share a tier; negative if they take more."""
 
     pair: Annotated[list[str], Field(min_length=2, max_length=2)]
     saves_s: dict[str, _Saving]
 
 
-class GraphFacts(_Part):
+class GraphFacts(FilePart):
     """The file."""
 
     tiers: Annotated[list[_Name], Field(min_length=1)]
@@ -106,8 +103,8 @@ class GraphFacts(_Part):
     input_tier: str
     output_tier: str | None = None
     links: list[LinkFacts]
-    fused: list[FusedFacts] = []
-    non_empty: list[str] = []
+    fused: list[FusedFacts] = Field(default_factory=list)
+    non_empty: list[str] = Field(default_factory=list)
 
 
 def read_cost_graph(path: Path) -> CostGraph:

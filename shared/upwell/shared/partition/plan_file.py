@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from upwell.shared.config.yaml import FilePart
 
 OpenSizes = dict[str, Annotated[int, Field(ge=0, le=(1 << 31) - 1)]]
 """Sizes of open dimensions by name, without the rows."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class SentFacts(_Part):
+class SentFacts(FilePart):
     """A tensor that crosses a link upward."""
 
     tensor: str
@@ -24,21 +22,21 @@ class SentFacts(_Part):
     codec: str = ""
 
 
-class AlternativeFacts(_Part):
+class AlternativeFacts(FilePart):
     """Another placement and its total."""
 
     placement: dict[str, str]
     total_s: float
 
 
-class BaselineFacts(_Part):
+class BaselineFacts(FilePart):
     """Null if the model cannot run on that tier alone."""
 
     edge_only_s: float | None
     cloud_only_s: float | None
 
 
-class PieceFacts(_Part):
+class PieceFacts(FilePart):
     """A placement that is best between two uplink bandwidths (null: unbounded): `base_s + bytes * 8 / bps` seconds.
 
     `edge_s` and `cloud_s` are the parts of `base_s` that the tiers take.
@@ -54,14 +52,14 @@ class PieceFacts(_Part):
     to_bps: float | None
 
 
-class RangeFacts(_Part):
+class RangeFacts(FilePart):
     """From one uplink bandwidth to another; null means unbounded."""
 
     from_bps: float | None
     to_bps: float | None
 
 
-class OptionFacts(_Part):
+class OptionFacts(FilePart):
     """An option: `base_s + bytes * 8 / bps` seconds, `total_s` at the given bandwidth.
 
     `value` is the objective there, and `wins` the range where it is the best of all, null if none. `measured`: both
@@ -82,7 +80,7 @@ class OptionFacts(_Part):
     wins: RangeFacts | None
 
 
-class AdviceFacts(_Part):
+class AdviceFacts(FilePart):
     """Whether splitting pays. `uplink_bps` is one over the inverse bandwidth used for planning.
 
     `downlink_bps` null: always as fast as the uplink; `bytes` then include returned bytes. `gain` is the largest
@@ -103,7 +101,7 @@ class AdviceFacts(_Part):
     notes: tuple[str, ...] = ()
 
 
-class PlanFacts(_Part):
+class PlanFacts(FilePart):
     """The file. `model`, `sizes`, `envelope` and `advice` exist if the plan was made from profiles of a model file."""
 
     total_s: float
@@ -112,7 +110,7 @@ class PlanFacts(_Part):
     baselines: BaselineFacts
     alternatives: tuple[AlternativeFacts, ...] = ()
     model: str | None = Field(None, description="SHA-256 of the model file.")
-    sizes: OpenSizes = {}
+    sizes: OpenSizes = Field(default_factory=dict)
     envelope: tuple[PieceFacts, ...] = ()
     advice: AdviceFacts | None = None
     kind: Literal["upwell.partition.plan"] = "upwell.partition.plan"

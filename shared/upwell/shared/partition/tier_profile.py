@@ -19,8 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
+from upwell.shared.config.yaml import FilePart
 from upwell.shared.errors import ConfigError, Problem
 from upwell.shared.files import read_file
 from upwell.shared.partition.cost_graph import CostGraph, CostNode, CostTensor, Placement, TierLink
@@ -28,11 +29,7 @@ from upwell.shared.partition.model_graph import GraphFormat
 from upwell.shared.partition.plan_file import OpenSizes
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Spread(_Part):
+class Spread(FilePart):
     """Warm repeated runs: median, and the 10th and 90th percentile, in seconds."""
 
     median_s: float = Field(ge=0)
@@ -41,7 +38,7 @@ class Spread(_Part):
     runs: int = Field(ge=1)
 
 
-class Point(_Part):
+class Point(FilePart):
     """A measured cut after the first `nodes` nodes of the profile's order.
 
     On the edge `measured` is the time of the head (the first `nodes` nodes), in the cloud that of the tail (the
@@ -56,7 +53,7 @@ class Point(_Part):
     placement: str = ""
 
 
-class ModelFacts(_Part):
+class ModelFacts(FilePart):
     """The model file: `digest` is its SHA-256 in hex (external data included), `rows` the batch that was measured.
 
     `sizes` are those of the other open dimensions by name.
@@ -66,10 +63,10 @@ class ModelFacts(_Part):
     format: GraphFormat
     digest: str
     rows: int = Field(1, ge=1)
-    sizes: OpenSizes = {}
+    sizes: OpenSizes = Field(default_factory=dict)
 
 
-class Machine(_Part):
+class Machine(FilePart):
     """The machine of the measurement. `simulated` is a note if the device only stands for another."""
 
     name: str
@@ -78,7 +75,7 @@ class Machine(_Part):
     simulated: str = ""
 
 
-class RuntimeFacts(_Part):
+class RuntimeFacts(FilePart):
     """The runtime of the measurement: `accelerator` is "" for the CPU."""
 
     name: str
@@ -87,7 +84,7 @@ class RuntimeFacts(_Part):
     threads: int = 1
 
 
-class NodeFacts(_Part):
+class NodeFacts(FilePart):
     """A node of the contracted graph; `work` divides the time between two measured cuts."""
 
     name: str
@@ -97,14 +94,14 @@ class NodeFacts(_Part):
     work: float = Field(0.0, ge=0)
 
 
-class TensorFacts(_Part):
+class TensorFacts(FilePart):
     """Bytes for `rows` rows; null if the tensor has no known size and cannot cross."""
 
     datatype: str
     bytes: int | None = Field(None, ge=0)
 
 
-class Profile(_Part):
+class Profile(FilePart):
     """The file. `tier` says whether its points are heads (`edge`) or tails (`cloud`).
 
     `points` include at least the two ends: on the edge nothing (0 s) and the whole, in the cloud the whole and nothing.

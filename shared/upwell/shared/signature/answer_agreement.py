@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from upwell.shared.errors import ConfigError
+from upwell.shared.signature.detections import overlap
 from upwell.shared.signature.signature import LogicalOutput, OutputKind, Signature
 from upwell.shared.tensors import Array
 
@@ -170,7 +171,7 @@ def matched_boxes(ours: Array, theirs: Array) -> list[tuple[int, int]]:
     free = np.ones(len(ours), dtype=np.bool_)
     for index in np.argsort(-theirs[:, _SCORE], kind="stable").tolist() if len(ours) else ():
         box = theirs[index]
-        overlaps = np.where(free & (ours[:, _CLASS] == box[_CLASS]), _overlaps(ours, box), -1.0)
+        overlaps = np.where(free & (ours[:, _CLASS] == box[_CLASS]), overlap(ours[:, :4], box[:4]), -1.0)
         best = int(overlaps.argmax())
         if overlaps[best] >= IOU:
             free[best] = False
@@ -184,16 +185,6 @@ def _sure_boxes(boxes: Array, box_score: float) -> Array | None:
         return None
     sure: Array = boxes[is_box & (boxes[:, _SCORE] >= box_score)]
     return sure
-
-
-def _overlaps(boxes: Array, box: Array) -> Array:
-    """Intersection over union of each of the boxes with one."""
-    sides = np.minimum(boxes[:, 2:4], box[2:4]) - np.maximum(boxes[:, :2], box[:2])
-    shared = np.clip(sides, 0.0, None).prod(axis=1)
-    areas = (boxes[:, 2:4] - boxes[:, :2]).prod(axis=1)
-    together = areas + (box[2:4] - box[:2]).prod() - shared
-    result: Array = shared / np.where(together > 0, together, 1.0)
-    return result
 
 
 def _vectors(output: LogicalOutput, has_rows: bool) -> int:

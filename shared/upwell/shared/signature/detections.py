@@ -227,13 +227,17 @@ def corners_of(turned: Floats) -> Floats:
 
 
 def overlap(boxes: Floats, others: Floats) -> Floats:
-    """The intersection over union of boxes [..., 4] with others, broadcast; with an angle, [..., 5], `probiou`."""
+    """The intersection over union of boxes [..., 4] with others, broadcast: 0 where neither has an area.
+
+    With an angle, [..., 5], it is `probiou`.
+    """
     if boxes.shape[-1] == 5:
         return probiou(boxes, others)
     sides = np.minimum(boxes[..., 2:], others[..., 2:]) - np.maximum(boxes[..., :2], others[..., :2])
     shared = np.clip(sides, 0.0, None).prod(axis=-1)
     areas, of_others = ((one[..., 2] - one[..., 0]) * (one[..., 3] - one[..., 1]) for one in (boxes, others))
-    result: Floats = shared / (areas + of_others - shared)
+    union = areas + of_others - shared
+    result: Floats = np.divide(shared, union, out=np.zeros_like(union), where=union > 0)
     return result
 
 

@@ -180,6 +180,12 @@ class Signature:
         indexes = np.asarray(rows, dtype=np.intp)
         return {name: array[indexes] for name, array in inputs.items()}
 
+    def row(self, outputs: Mapping[str, Array], index: int) -> Mapping[str, Array]:
+        """The outputs of one row, with its row dimension; all of them for a model without rows."""
+        if not self.has_rows:
+            return outputs
+        return {name: array[index : index + 1] for name, array in outputs.items()}
+
     def merge_rows(self, parts: Sequence[tuple[Sequence[int], Mapping[str, Array]]], rows: int) -> dict[str, Array]:
         """Merge answers for parts of the rows: each part has the outputs of the rows that it names.
 

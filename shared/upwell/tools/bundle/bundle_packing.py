@@ -157,7 +157,7 @@ def _warn_of_unused(stage: Path) -> None:
     for path in sorted(stage.iterdir()):
         if path.suffix in (".onnx", ".tflite") and path.name not in MODEL_NAMES:
             meant = f"model{path.suffix}"
-            _log.warning("%s goes along, but devices load %s: rename the file that they are to run", path.name, meant)
+            _log.warning("%s is included, but devices load %s; rename the file that they should run", path.name, meant)
 
 
 def _recorded(models: Models, wanted: PackRequest, step: Callable[[str], None]) -> str:

@@ -42,7 +42,9 @@ def erase_rows(
     until_s = time.monotonic() + _PATIENCE_S
     while connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
         if time.monotonic() >= until_s:
-            raise ConfigError.at(path, "it is being read all the time, so older copies stay in its log; run this again")
+            raise ConfigError.at(
+                path, "another program keeps reading it, so deleted data is still in its log; run this again"
+            )
         time.sleep(0.05)
     return gone
 

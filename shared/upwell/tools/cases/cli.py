@@ -240,7 +240,7 @@ def forget(
     """
     from upwell.pipelines.run.late_answers import AMENDMENTS_NAME  # pipelines are not needed to list cases
     from upwell.pipelines.sinks.base import requests_behind
-    from upwell.pipelines.sinks.outbox_tables import OUTBOX_NAME
+    from upwell.pipelines.sinks.outbox_store import OUTBOX_NAME
 
     if isinstance(source, CaseDatabase) and path.is_dir():
         raise ConfigError.at(path, "expected the agent.yaml, which also says where results go")

@@ -15,7 +15,8 @@ from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.pipelines.config.pipelines_check import parse_pipelines
 from upwell.pipelines.frame_outcome import AnsweredFrame, percentile
 from upwell.pipelines.run.annotated_picture import annotated, jpeg
-from upwell.pipelines.run.pipeline_factory import LateResults, build_pipelines
+from upwell.pipelines.run.late_answers import LateResults
+from upwell.pipelines.run.pipeline_factory import build_pipelines
 from upwell.shared.tensors import Array
 from upwell.tools.demo import output_folder as names
 from upwell.tools.demo.demo_requests import VideoSummary

@@ -161,12 +161,9 @@ def _ask(package: str, left_out: int, library: str, timeout_s: float) -> tuple[S
     for said in map(json.loads, lines):
         started = said.get("trying", "")
         if not started:
-            rows.append(_row(said))
+            checks = tuple(DeviceCheck(**check) for check in said["checks"])
+            rows.append(Row(**{**said, "checks": checks}))
     return rows, started, ending
-
-
-def _row(said: dict[str, Any]) -> Row:
-    return Row(**{**said, "checks": tuple(DeviceCheck(**check) for check in said["checks"])})
 
 
 def _ending(code: int) -> str:

@@ -6,16 +6,9 @@
 
 from __future__ import annotations
 
-import os
-import re
-import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -24,19 +17,13 @@ from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.tensors import Array
+from upwell.tools.devices.native_log import logged, reason_in, without_noise
 from upwell.tools.devices.runtime_probe import DeviceCheck
 
 ASSETS = Path(__file__).parent / "assets"
 _DEMO_DIGITS = Path(__file__).parents[1] / "demo" / "assets" / "edge" / "digits"
 _TOLERANCE = 0.02
 """Tolerance relative to the largest expected value: float16 and bfloat16 stay within it, garbage does not."""
-
-_CAUSE = re.compile(r"(?i)\b(can ?not|could not|unable to|failed to|no such)\b")
-_SEVERE = re.compile(r"(?i)\b(error|fail(ed|ure)?)\b")
-_FOLDERS = re.compile(r"(?<![\w/])/[^\s:]*/")
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_NOISE = re.compile(r"\[[^\]\s]*\.(cc|h):\d+\]|\bERROR: ")
-_MAX_LOGGED = 160
 
 
 @dataclass(frozen=True)
@@ -76,7 +63,7 @@ def _try(sample: SampleModel, options: RuntimeOptions, accelerator: AcceleratorO
         try:
             runtime = load_runtime(sample.path, options, accelerator)
         except (AcceleratorNotUsable, ConfigError) as error:
-            said = _reason_in(log)
+            said = reason_in(log)
             return DeviceCheck(sample.name, reason=f"{_message(error)} (log: {said})" if said else _message(error))
         try:
             (taken,), (given,) = runtime.inputs, runtime.outputs
@@ -96,33 +83,4 @@ def _try(sample: SampleModel, options: RuntimeOptions, accelerator: AcceleratorO
 def _message(error: Exception) -> str:
     """The text without the sample's own path, which means nothing to a reader."""
     problems = [problem.message for problem in error.problems] if isinstance(error, ConfigError) else [str(error)]
-    return _plain("; ".join(problems))
-
-
-@contextmanager
-def logged() -> Iterator[BinaryIO]:
-    """What native libraries write to standard error meanwhile, in a file: often their only message about a failure."""
-    with tempfile.TemporaryFile() as log:
-        sys.stderr.flush()
-        kept = os.dup(2)
-        os.dup2(log.fileno(), 2)
-        try:
-            yield log
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-
-
-def _reason_in(log: BinaryIO) -> str:
-    """The last line that names a cause, or otherwise sounds like a failure; only its end if it is long."""
-    log.seek(0)
-    text = _COLOURS.sub("", log.read().decode(errors="replace"))
-    lines = [line for line in text.splitlines() if not line.startswith("INFO")]
-    telling = [line for line in lines if _CAUSE.search(line)] or [line for line in lines if _SEVERE.search(line)]
-    words = _FOLDERS.sub("", _plain(telling[-1])).split() if telling else []
-    tails = accumulate(reversed(words), lambda tail, word: f"{word} {tail}")
-    return max((tail for tail in tails if len(tail) <= _MAX_LOGGED), key=len, default="").strip(": ")
-
-
-def _plain(text: str) -> str:
-    return " ".join(_NOISE.sub("", text).split())
+    return without_noise("; ".join(problems))

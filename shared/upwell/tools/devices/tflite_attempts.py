@@ -14,8 +14,9 @@ from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOpti
 from upwell.edge.runtimes.tflite.delegate_nodes import walk
 from upwell.edge.runtimes.tflite.tflite_package import TflitePackage, find_package
 from upwell.shared.tensors import Array
+from upwell.tools.devices.native_log import logged
 from upwell.tools.devices.runtime_probe import DeviceAttempt, DeviceCheck, Row, judged, with_options
-from upwell.tools.devices.sample_models import SampleModel, logged, samples, try_samples
+from upwell.tools.devices.sample_models import SampleModel, samples, try_samples
 
 NPU = "litert_npu"
 DEVICES: Mapping[str, Sequence[Mapping[str, str]]] = MappingProxyType(

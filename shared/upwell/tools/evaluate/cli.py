@@ -165,9 +165,10 @@ def _judged(cases: Path, model: str, *, by_cloud: bool) -> tuple[str, list[Judge
         judged = truths(found, read_labels(source.folder), read, by_cloud=by_cloud)
     if not judged:
         raise ConfigError.at(
-            cases, f"of {len(found)} evaluation cases none has a label; `upwell cases import` brings some, or "
-            "--cloud-is-right for the cloud's answers",
-        )  # fmt: skip
+            cases,
+            f"none of the {len(found)} evaluation cases has a label; import labels with `upwell cases import`, "
+            "or take the cloud's answers with --cloud-is-right",
+        )
     hard = next((case.facts.hard for case in judged if case.facts.hard is not None), None)
     settings = HardSettings()
     if hard is not None:

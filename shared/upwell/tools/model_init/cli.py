@@ -23,19 +23,18 @@ from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import read_file, write_named
 from upwell.shared.signature.model_yaml import MAX_TOKENIZER_BYTES, ModelDescription
-from upwell.shared.signature.model_yaml_draft import (
+from upwell.shared.signature.processor import Processor
+from upwell.shared.tensors import TensorSpec
+from upwell.tools.model_init.exporter_facts import ExporterFacts, ScoresKind
+from upwell.tools.model_init.exporter_metadata import facts_of, own_metadata, tflite_facts
+from upwell.tools.model_init.model_evidence import scores_of, shown_boxes, takes_pixels
+from upwell.tools.model_init.model_yaml_draft import (
     LABELS_NAME,
     TOKENIZER_NAME,
-    ExporterFacts,
-    ScoresKind,
     has_loose_boxes,
     likely_boxes,
     starting_description,
 )
-from upwell.shared.signature.processor import Processor
-from upwell.shared.tensors import TensorSpec
-from upwell.tools.model_init.exporter_metadata import facts_of, own_metadata, tflite_facts
-from upwell.tools.model_init.model_evidence import scores_of, shown_boxes, takes_pixels
 from upwell.tools.model_init.sample_trial import TrialResult, try_sample
 from upwell.tools.terminal import AsJson, plain, stdout_console
 
@@ -147,7 +146,10 @@ def init(
     if as_json:
         report = _report(file, target, runtime, quantization)
         report |= {"source": facts.source, "not_known": list(facts.notes), "check": _checks(text)}
-        typer.echo(json.dumps(report | ({} if tried is None else {"tried": _tried(tried)})))
+        if tried is not None:
+            drawn = None if tried.drawn is None else str(tried.drawn)
+            report |= {"tried": {"found": list(tried.lines), "drawn": drawn}}
+        typer.echo(json.dumps(report))
     else:
         _show(target, text, facts, _table(runtime, quantization), tried)
 
@@ -278,10 +280,6 @@ def _report(
         "outputs": described(runtime.outputs),
         "written": str(target),
     }
-
-
-def _tried(tried: TrialResult) -> dict[str, Any]:
-    return {"found": list(tried.lines), "drawn": None if tried.drawn is None else str(tried.drawn)}
 
 
 def _show(target: Path, text: str, facts: ExporterFacts, table: Table, tried: TrialResult | None) -> None:

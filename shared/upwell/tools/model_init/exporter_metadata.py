@@ -25,15 +25,9 @@ from upwell.shared.formats.onnx.file import BadOnnxFile
 from upwell.shared.formats.onnx.graph import read_class_names, read_metadata
 from upwell.shared.formats.tflite import BadTfliteFile, TensorNote, read_notes
 from upwell.shared.signature.model_yaml import MAX_SIDE
-from upwell.shared.signature.model_yaml_draft import (
-    NOTHING_KNOWN,
-    TOKENIZER_NAME,
-    TOKENS,
-    ExporterFacts,
-    PictureFacts,
-    TextFacts,
-)
 from upwell.shared.tensors import TensorSpec
+from upwell.tools.model_init.exporter_facts import NOTHING_KNOWN, ExporterFacts, PictureFacts, TextFacts
+from upwell.tools.model_init.model_yaml_draft import TOKENIZER_NAME, TOKENS
 from upwell.tools.model_init.sidecar_files import facts_beside, read_object
 
 MAX_MEMBER_BYTES = 1 << 20

@@ -17,8 +17,9 @@ from upwell.shared.files import open_plain
 from upwell.shared.formats.onnx.file import BadOnnxFile
 from upwell.shared.formats.onnx.graph import OnnxGraph, OnnxNode, read_graph, read_producer
 from upwell.shared.formats.tflite import BadTfliteFile, Flatbuffer, read_model
-from upwell.shared.signature.model_yaml_draft import NAMED_AS_PROBABILITIES, ScoresKind
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
+from upwell.tools.model_init.exporter_facts import ScoresKind
+from upwell.tools.model_init.model_yaml_draft import NAMED_AS_PROBABILITIES
 
 _SCALES = (1.0, 1.0, 1.0, 30.0, 1000.0)
 """Factors of the random inputs: inputs of one magnitude would not reach all branches of a tree."""

@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import open_plain, parse_json, read_file
 from upwell.shared.signature.model_yaml import MAX_SIDE
-from upwell.shared.signature.model_yaml_draft import ExporterFacts, PictureFacts
+from upwell.tools.model_init.exporter_facts import ExporterFacts, PictureFacts
 
 _MOST_TEXT_BYTES = 1 << 20
 _MOST_JSON_BYTES = 4 << 20

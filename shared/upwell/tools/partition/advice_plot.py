@@ -30,7 +30,8 @@ def draw(advice: Advice, measured: Sequence[Option], objective: Objective, title
 
 def _panel(axes: Axes, advice: Advice, measured: Sequence[Option], objective: Objective, title: str) -> None:
     mbps = _mbps(advice)
-    scale, label = (1e3, "latency, ms") if objective.name == "latency" else (1.0, _label(objective))
+    named = objective.name + (f", {objective.unit}" if objective.unit else "")
+    scale, label = (1e3, "latency, ms") if objective.name == "latency" else (1.0, named)
     for index, option in enumerate(measured):
         name = "other measured cuts" if not index else None
         axes.plot(mbps, _values(option, mbps) * scale, color=HYBRID, linewidth=0.6, alpha=0.45, label=name)
@@ -51,12 +52,9 @@ def _panel(axes: Axes, advice: Advice, measured: Sequence[Option], objective: Ob
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_minor_formatter(FuncFormatter(lambda *_: ""))
-    _fit(axes, least * scale)
+    # Values hundreds of times worse than the best of a slow link do not matter.
+    axes.set_ylim(float(least.min()) * scale / 2, float(least.max()) * scale * 20)
     axes.legend(fontsize=8)
-
-
-def _label(objective: Objective) -> str:
-    return objective.name + (f", {objective.unit}" if objective.unit else "")
 
 
 def _mbps(advice: Advice) -> Array:
@@ -67,8 +65,3 @@ def _mbps(advice: Advice) -> Array:
 
 def _values(option: Option, mbps: Array) -> Array:
     return np.maximum(option.value.base + option.value.slope * 1e-6 / mbps, 1e-12)
-
-
-def _fit(axes: Axes, least: Array) -> None:
-    """Limit the axis: values hundreds of times worse than the best of a slow link do not matter."""
-    axes.set_ylim(float(least.min()) / 2, float(least.max()) * 20)

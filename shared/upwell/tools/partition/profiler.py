@@ -17,15 +17,6 @@ from typing import Literal
 
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition.model_graph import Cut, Graph, cuts_of, known_bytes, ranked, refined
-from upwell.shared.partition.part_bench import (
-    FEWEST_RUNS,
-    Bench,
-    MeasuredPart,
-    Opened,
-    PartitionTier,
-    Runner,
-    spread_of,
-)
 from upwell.shared.partition.split.model_halves import Halves, ModelHalf
 from upwell.shared.partition.split.split_model import open_model_file, split_model
 from upwell.shared.partition.tier_profile import (
@@ -41,6 +32,16 @@ from upwell.shared.partition.tier_profile import (
     rising,
 )
 from upwell.shared.tensors import Array
+from upwell.tools.devices.system_findings import processor
+from upwell.tools.partition.part_bench import (
+    FEWEST_RUNS,
+    Bench,
+    MeasuredPart,
+    Opened,
+    PartitionTier,
+    Runner,
+    spread_of,
+)
 from upwell.tools.partition.profile_inputs import inputs_of, runtime_names
 
 WHOLE = MeasuredPart("whole")
@@ -213,6 +214,8 @@ class Profiler:
         graph, stretch = self._graph, self._wishes.stretch
         simulated = f"times of this machine multiplied by {stretch:g}" if stretch != 1 else ""
         system = f"{platform.system()} {platform.release()}"
+        found = processor()
+        cpu = f"{found.model or found.machine}, {found.cores} cores"
         named = [name for node in graph.nodes for name in (*node.inputs, *node.outputs)]
         known = [graph.tensors[name] for name in dict.fromkeys((*graph.inputs, *named, *graph.outputs))]
         rows = {dim for name in graph.inputs for dim in (graph.tensors[name].shape or ())[:1]}
@@ -225,7 +228,7 @@ class Profiler:
                 rows=self._wishes.rows,
                 sizes={dim: size for dim, size in self._sizes.items() if dim not in rows},
             ),
-            machine=Machine(name=platform.node(), system=system, processor=_processor(), simulated=simulated),
+            machine=Machine(name=platform.node(), system=system, processor=cpu, simulated=simulated),
             runtime=self._runtime,
             nodes=tuple(
                 NodeFacts(name=node.name, op=node.op, inputs=node.inputs, outputs=node.outputs, work=node.work)
@@ -255,18 +258,6 @@ class Profiler:
             )
             for one, time_s in zip(nodes, corrected, strict=True)
         )
-
-
-def _processor() -> str:
-    """Its model if the system reports it, and its cores."""
-    model = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip().lower() == "model name":
-                model = value.strip()
-                break
-    return f"{model}, {os.cpu_count() or 1} cores"
 
 
 def _memory_bytes() -> int:

@@ -25,7 +25,6 @@ from upwell.shared.config.located_errors import invalid_as
 from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.files import read_file
 from upwell.shared.partition.graph_contraction import contract
-from upwell.shared.partition.part_bench import Runner, TierOptions, open_tier
 from upwell.shared.partition.plan_file import PlanFacts
 from upwell.shared.partition.read_graph import read_graph
 from upwell.shared.partition.split.model_halves import Halves, ModelHalf
@@ -44,6 +43,7 @@ from upwell.shared.partition.split.split_writer import (
 from upwell.shared.partition.torch_graph import TorchModelFile
 from upwell.shared.signature.processor import Processor, chunk_of
 from upwell.shared.tensors import Array
+from upwell.tools.partition.part_bench import Runner, TierOptions, open_tier
 from upwell.tools.partition.profile_inputs import read_given
 from upwell.tools.partition.tiers import for_device
 from upwell.tools.terminal import AsJson, progress, table_console

@@ -20,11 +20,11 @@ from upwell.edge.runtimes.probe_process import ProbeSubject, enter, survived
 from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
 from upwell.shared.errors import ConfigError, ExtraMissing
-from upwell.shared.partition.part_bench import Runner, TierOptions
 from upwell.shared.partition.split.model_halves import ModelHalf
 from upwell.shared.partition.tier_profile import RuntimeFacts
 from upwell.shared.partition.torch_graph import TorchModelFile, read_torch
 from upwell.shared.tensors import Array
+from upwell.tools.partition.part_bench import Runner, TierOptions
 from upwell.tools.terminal import quiet
 
 SUFFIXES = (".pt2", ".safetensors")

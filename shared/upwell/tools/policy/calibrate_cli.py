@@ -186,15 +186,11 @@ def _document(one: CalibrationResult) -> dict[str, Any]:
         **one.hard.fit._asdict(),
         **asked,
         "evidence": evidence(one),
-        "auroc": _known(one.discrimination.auroc),
+        "auroc": None if math.isnan(one.discrimination.auroc) else one.discrimination.auroc,
         "other_measures": dict(one.discrimination.others),
         "shares": [asdict(bought) for bought in one.discrimination.bought],
         "warnings": list(one.warnings),
     }
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
 
 
 def _show(found: Sequence[CalibrationResult], out: Path) -> None:

@@ -60,7 +60,7 @@ def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
                     problem = f"longer than {LONGEST_LINE_BYTES} bytes; expected one request"
                     raise ConfigError.at(path, problem, line=number)
                 if number > MAX_LINES:
-                    raise ConfigError.at(path, f"more than {MAX_LINES} lines; give a part of the log")
+                    raise ConfigError.at(path, f"more than {MAX_LINES} lines; use a part of the log")
                 if text.strip():
                     yield number, text.removeprefix(b"\xef\xbb\xbf") if number == 1 else text
     except FileNotFoundError:
@@ -74,7 +74,7 @@ def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def _check_size(path: Path, size_bytes: int) -> None:
     if size_bytes > MAX_LOG_BYTES:
-        raise ConfigError.at(path, f"larger than {MAX_LOG_BYTES >> 20} MiB; give a part of the log")
+        raise ConfigError.at(path, f"larger than {MAX_LOG_BYTES >> 20} MiB; use a part of the log")
 
 
 def _problem(path: Path, number: int, text: bytes, error: ValidationError) -> Problem:

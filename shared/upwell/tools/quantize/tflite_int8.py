@@ -17,13 +17,13 @@ from ai_edge_quantizer.utils.qsv_utils import min_max_update
 from ai_edge_quantizer.utils.tfl_flatbuffer_utils import TFL_OP_CODE_TO_NAME
 
 from upwell.edge.runtimes.runtime_options import RuntimeOptions
+from upwell.edge.runtimes.tflite.interpreter import one_line
 from upwell.edge.runtimes.tflite.runtime import TfliteRuntime
 from upwell.shared.errors import ConfigError
 from upwell.shared.tensors import Array, numpy_dtype
 from upwell.tools.quantize.quantizer import Arithmetic, Feed, FloatModel, Layer, LayerNode, QuantizeSettings, Run
 from upwell.tools.quantize.tflite_graph import layers_of, read_graph, real, stored
 
-_MAX_TEXT = 300
 _SHOWN = 3
 
 
@@ -62,7 +62,7 @@ class TfliteQuantizer:
         except ConfigError:
             raise
         except Exception as error:  # ai-edge-quantizer may raise anything on an unusual model
-            raise ConfigError.at(self._path, f"calibration failed: {_text(error)}") from error
+            raise ConfigError.at(self._path, f"calibration failed: {one_line(error)}") from error
 
     def quantized(self, keep_float: Sequence[str]) -> bytes:
         """The int8 model; see `Quantizer.quantized`."""
@@ -81,7 +81,7 @@ class TfliteQuantizer:
                     )
             made = work.quantize(self._ranges, enable_progress_bar=False, enable_progress_report=False)
         except Exception as error:  # ai-edge-quantizer may raise anything on an unusual model
-            raise ConfigError.at(self._path, f"ai-edge-quantizer cannot quantize it: {_text(error)}") from error
+            raise ConfigError.at(self._path, f"ai-edge-quantizer cannot quantize it: {one_line(error)}") from error
         model = bytes(made.quantized_model)
         self._open(model)
         return model
@@ -116,7 +116,7 @@ class TfliteQuantizer:
 
     def _open(self, model: bytes) -> TfliteRuntime:
         """The int8 model in its runtime. Raises `ConfigError` if ai-edge-quantizer made one that does not run."""
-        reason = "it has lost outputs"
+        reason = "it lacks outputs of the float model"
         with tempfile.TemporaryDirectory(prefix="upwell-quantize-") as folder:
             file = Path(folder, "model.tflite")
             file.write_bytes(model)
@@ -147,7 +147,3 @@ def _real(runtime: TfliteRuntime, outputs: Mapping[str, Array]) -> dict[str, Arr
         if name in made and made[name].dtype.kind in "iu":
             made[name] = real(made[name], *quantization)
     return made
-
-
-def _text(error: Exception) -> str:
-    return " ".join(str(error).split())[:_MAX_TEXT]

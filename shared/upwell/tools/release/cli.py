@@ -19,7 +19,7 @@ from rich.text import Text
 from upwell.edge.bundle.bundle import Trust
 from upwell.edge.bundle.bundle_signature import private_key
 from upwell.edge.bundle.source_address import check_repository
-from upwell.edge.updates.releases.signed_document import ReleaseDocument
+from upwell.edge.updates.releases.release_document import ReleaseDocument
 from upwell.edge.updates.releases.stored_release import StoredRelease
 from upwell.shared.errors import EXIT_FAILED, ConfigError, ExtraMissing
 from upwell.shared.routing.policy.policy import Policy

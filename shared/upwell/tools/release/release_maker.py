@@ -15,7 +15,7 @@ from upwell.edge.bundle.archive import write_archive
 from upwell.edge.bundle.bundle import Trust, entry_of
 from upwell.edge.bundle.open_bundle import open_archive, open_bundle
 from upwell.edge.bundle.source_address import SCHEME, Reference
-from upwell.edge.updates.releases.signed_document import BACK_WITHIN_S, Payload, ReleasedBundle, ReleaseDocument
+from upwell.edge.updates.releases.release_document import BACK_WITHIN_S, Payload, ReleasedBundle, ReleaseDocument
 from upwell.edge.updates.releases.stored_release import StoredRelease, open_release, store_release
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.edge.updates.sources.source_opening import open_source

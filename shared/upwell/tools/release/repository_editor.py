@@ -21,14 +21,14 @@ from tuf.api.exceptions import RepositoryError
 from tuf.api.metadata import Key, Metadata, MetaFile, Root, Snapshot, TargetFile, Targets, Timestamp
 
 from upwell.edge.bundle.signing_keys import PrivateKey, load_public_key
-from upwell.edge.updates.releases.repository_transport import METADATA_NAME, TARGETS_NAME
-from upwell.edge.updates.releases.signed_document import (
+from upwell.edge.updates.releases.release_document import (
     MAX_DOCUMENT_BYTES,
     ReleaseDocument,
     document_path,
     parse_document,
     sequence_of,
 )
+from upwell.edge.updates.releases.repository_transport import METADATA_NAME, TARGETS_NAME
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import read_file, replacing, sync_folder, write_whole
 

@@ -318,7 +318,7 @@ def wheelhouse(
     """Collect the wheels of Upwell for devices, an SBOM, and the script that installs them without a network."""
     target = _target(box, python, machine)
     if not re.fullmatch(r"[a-z0-9-]+(,[a-z0-9-]+)*", extras):
-        raise ConfigError.at(None, f"expected names of extras with commas between, got {extras!r}", "--extras")
+        raise ConfigError.at(None, f"expected names of extras, separated by commas, got {extras!r}", "--extras")
     for option, path in (("--upwell", upwell), ("--constraint", constraint)):
         if path is not None and not path.is_file():
             raise ConfigError.at(path, "no such file", option)

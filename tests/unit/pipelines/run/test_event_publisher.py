@@ -25,7 +25,7 @@ from upwell.pipelines.run.infer_step import AnswerReader
 from upwell.pipelines.run.late_answers import Amendments, WaitingEvent
 from upwell.pipelines.sinks.base import Message
 from upwell.pipelines.sinks.outbox import Outbox
-from upwell.pipelines.sinks.outbox_database import OutboxLimits
+from upwell.pipelines.sinks.outbox_jobs import OutboxLimits
 from upwell.shared.oip.codec.converters import serialize_infer_response
 from upwell.shared.oip.dataplane import InferResponse
 from upwell.shared.signature.signature import LogicalOutput, Signature

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.pipelines.sinks.outboxes import FAST, WAIT_S, RecordingSink, message, outbox
-from upwell.pipelines.sinks import outbox_database
+from upwell.pipelines.sinks import outbox_jobs
 from upwell.pipelines.sinks.base import Message, Poisonous, SinkUnavailable
 from upwell.pipelines.sinks.outbox import Outbox, SinkCounts
 from upwell.shared.errors import ConfigError
@@ -265,7 +265,7 @@ def test_what_is_dropped_while_it_is_being_delivered_arrives_and_is_counted_as_d
 
 
 def test_beyond_its_age_a_message_is_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox_database, "_EXPIRE_S", 0.0)
+    monkeypatch.setattr(outbox_jobs, "_EXPIRE_S", 0.0)
     sink = RecordingSink()
     sink.behaviour = refuse
     with outbox(tmp_path, {"dock": [sink]}, replace(FAST, max_age_s=0.05)) as box:

@@ -251,7 +251,8 @@ def _kept(opening: Opening, entry: CacheEntry) -> tuple[Any, Placement] | None:
         reason = f"it leaves other nodes on the CPU: {', '.join(placement.left_on_cpu)}"
     except AcceleratorNotUsable as error:
         reason = str(error)
-    _log.warning("%s: what %s compiled before is compiled again: %s", opening.path, opening.provider.name, reason)
+    text = "%s: what %s compiled earlier cannot be used and is compiled again: %s"
+    _log.warning(text, opening.path, opening.provider.name, reason)
     entry.remove()
     return None
 

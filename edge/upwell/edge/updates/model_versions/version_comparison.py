@@ -8,7 +8,6 @@ harder they are harder for both. Audits go to the cloud with the answers of both
 from __future__ import annotations
 
 import hashlib
-import logging
 import math
 import secrets
 import threading
@@ -17,12 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.routing.calibration.binomial import at_most
 from upwell.shared.routing.hardness import is_hard
 from upwell.shared.routing.policy.settings import HardSettings
-from upwell.shared.routing.scheduling.run_request import RunRequest
-from upwell.shared.signature.answer_agreement import Judge
 from upwell.shared.tensors import Array
 
 if TYPE_CHECKING:
@@ -41,8 +37,6 @@ ERROR_RATE = 0.01
 """Maximum probability of rolling back a version that is no worse than the previous one."""
 
 _QUESTIONS = 3  # hard cases, constant answers, audits: each has its part of the error rate
-_WAITS_S = 30.0
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +71,7 @@ class Versions:
             hard is not None and edge.scorer.can(hard) for hard, edge in zip(hards, (new, former), strict=True)
         )
         self._hards = hards if can_compare else (None, None)
-        self._judges = tuple(_judge(edge, hard) for edge, hard in zip((new, former), hards, strict=True))
+        self._judges = tuple(edge.judge(hard) for edge, hard in zip((new, former), hards, strict=True))
         self._lock = threading.Lock()
         self._seen: set[bytes] = set()
         self._next_s = self._next_audit_s = -math.inf
@@ -117,7 +111,7 @@ class Versions:
 
         def compare() -> None:
             try:
-                former = self._aside(self._former, kept, answer.duration_s)
+                former = self._new.run_aside(self._former, kept, answer.duration_s)
                 self._vote(_digest(kept), said, None if former is None else self._said(1, former))
             finally:
                 with self._lock:
@@ -174,8 +168,8 @@ class Versions:
 
     def _named(self, edge: EdgeModel, inputs: Mapping[str, Array]) -> str:
         """The name of an audit that both versions answered; empty if one did not, or it was sent before."""
-        new = self._aside(edge, inputs, math.nan)
-        former = None if new is None else self._aside(self._former, inputs, new.duration_s)
+        new = self._new.run_aside(edge, inputs, math.nan)
+        former = None if new is None else self._new.run_aside(self._former, inputs, new.duration_s)
         if new is None or former is None:
             return ""
         digest, name = b"audit" + _digest(inputs), secrets.token_hex(8)
@@ -209,21 +203,10 @@ class Versions:
         row = signature.select_rows(inputs, (0,)) if signature.has_rows else inputs
         return {name: array.copy() for name, array in row.items()}
 
-    def _aside(self, edge: EdgeModel, inputs: Mapping[str, Array], run_s: float) -> EdgeRun | None:
-        """A version's answer if the device is idle; None if it is not, or the version fails."""
-        try:
-            with self._new.scheduler.acquire(time.monotonic() + _WAITS_S, RunRequest(run_s=run_s, priority="low")):
-                return edge.run_now(inputs)
-        except UpwellError as error:  # it has other inputs, or the device is too busy
-            _log.debug("not compared: %s", error)
-        except Exception:  # noqa: BLE001  whatever a runtime throws: the request itself was answered
-            _log.debug("not compared", exc_info=True)
-        return None
-
     def _said(self, which: int, run: EdgeRun) -> _Said:
         edge, hard, judge = (self._new, self._former)[which], self._hards[which], self._judges[which]
         outputs = run.outputs
-        row = {name: array[:1] for name, array in outputs.items()} if edge.signature.has_rows else outputs
+        row = edge.signature.row(outputs, 0)
         measured = hard or HardSettings()
         is_unsure = False
         if edge.scorer.can(measured):
@@ -254,14 +237,6 @@ class Versions:
             self._has_varied, self._constant = True, SignTest()
         elif sure != last[1]:
             self._constant = self._constant.add(is_worse=True)
-
-
-def _judge(edge: EdgeModel, hard: HardSettings | None) -> Judge | None:
-    """The judge of answers; None for a model without one, whose answers are compared as bytes."""
-    try:
-        return Judge(edge.signature, box_score=(hard or HardSettings()).box_score, with_labels=False)
-    except ConfigError:
-        return None
 
 
 def _digest(arrays: Mapping[str, Array]) -> bytes:

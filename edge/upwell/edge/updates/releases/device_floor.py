@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from upwell.edge.bundle.bundle import BundleRefused, Refusal
 from upwell.edge.bundle.source_address import Reference
-from upwell.edge.updates.releases.signed_document import ReleaseDocument
+from upwell.edge.updates.releases.release_document import ReleaseDocument
 from upwell.shared.routing.policy.dropped_denies import dropped_denies
 from upwell.shared.routing.policy.policy import Policy
 

@@ -22,13 +22,13 @@ from upwell.edge.bundle.bundle import BundleRefused, Refusal
 from upwell.edge.bundle.source_address import Reference
 from upwell.edge.updates.releases.device_floor import DeviceFloor
 from upwell.edge.updates.releases.release_config import ReleaseSection
+from upwell.edge.updates.releases.release_document import Payload, ReleaseDocument
 from upwell.edge.updates.releases.repository_transport import (
     METADATA_NAME,
     RepositoryTransport,
     open_transport,
     unless_slow,
 )
-from upwell.edge.updates.releases.signed_document import Payload, ReleaseDocument
 from upwell.edge.updates.releases.stored_release import store_release
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Progress
 from upwell.edge.updates.sources.source_opening import open_source

@@ -28,7 +28,7 @@ from upwell.edge.bundle.bundle import (
 from upwell.edge.bundle.bundle_calibrations import load_calibrations
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest, read_manifest
 from upwell.edge.bundle.open_bundle import open_archive, open_bundle
-from upwell.edge.updates.releases.signed_document import MAX_DOCUMENT_BYTES, Payload, ReleaseDocument, parse_document
+from upwell.edge.updates.releases.release_document import MAX_DOCUMENT_BYTES, Payload, ReleaseDocument, parse_document
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import open_plain, write_whole

@@ -16,19 +16,19 @@ from tuf.api.metadata import Metadata, TargetFile, Targets
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
 from upwell.edge.bundle.bundle import BundleRefused, Refusal
+from upwell.edge.updates.releases.release_document import (
+    MAX_DOCUMENT_BYTES,
+    ReleaseDocument,
+    document_path,
+    parse_document,
+    sequence_of,
+)
 from upwell.edge.updates.releases.repository_transport import (
     METADATA_NAME,
     TARGETS_NAME,
     NotThere,
     RepositoryTransport,
     check_small,
-)
-from upwell.edge.updates.releases.signed_document import (
-    MAX_DOCUMENT_BYTES,
-    ReleaseDocument,
-    document_path,
-    parse_document,
-    sequence_of,
 )
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.shared.errors import ConfigError

@@ -13,7 +13,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from upwell.shared.config.yaml import FilePart
 
 FILE_NAME = "split.json"
 WHOLE = "whole"
@@ -24,11 +26,7 @@ def split_file_of(plan: Path) -> Path:
     return plan / FILE_NAME if plan.is_dir() else plan
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
-
-
-class CutTensor(_Part):
+class CutTensor(FilePart):
     """A tensor that crosses. `shape`: -1 is a variable dimension. `bytes` are for one row, with the other
     variable dimensions as large as in the plan's profiles; without a plan they count as 1.
     """
@@ -39,7 +37,7 @@ class CutTensor(_Part):
     bytes: int = Field(ge=0)
 
 
-class CutFacts(_Part):
+class CutFacts(FilePart):
     """One cut. `head` is the head's model file, relative to the folder; `tail` the model name of its tail.
 
     `edge_s` and `cloud_s` are measured or planned times of head and tail, null without a profile. `raw_inputs` are
@@ -59,7 +57,7 @@ class CutFacts(_Part):
     cloud_s: float | None = Field(None, ge=0)
 
 
-class SplitFacts(_Part):
+class SplitFacts(FilePart):
     """`split.json`. `whole` is the SHA-256 of the model that was split, in the form that the device runs, in hex.
 
     `format` is that of the heads. `program` is the SHA-256 of the torch.export program, if it was one.

@@ -10,7 +10,7 @@ from upwell.shared.routing.decide.edge_time import NO_EDGE_TIME
 from upwell.shared.routing.decide.offload import OffloadCase
 from upwell.shared.routing.decide.router_state import Decision, RouterState, Signals
 from upwell.shared.routing.estimators.deadline_reserve import reserve_s
-from upwell.shared.routing.estimators.latency import FRESH_S
+from upwell.shared.routing.estimators.run_and_answer_times import FRESH_S
 from upwell.shared.routing.policy.compiled_policy import Verdict
 from upwell.shared.routing.policy.request_facts import RequestFacts
 

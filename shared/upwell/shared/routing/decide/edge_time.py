@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from upwell.shared.quick_values import quick
 from upwell.shared.routing.decide.router_state import RouterState, Signals
-from upwell.shared.routing.estimators.latency import FRESH_S
+from upwell.shared.routing.estimators.run_and_answer_times import FRESH_S
 
 LONG_SILENCE_S = 10.0
 

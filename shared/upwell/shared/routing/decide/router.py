@@ -41,10 +41,10 @@ from upwell.shared.routing.estimators.budget_ledger import Draw
 from upwell.shared.routing.estimators.deadline_reserve import reserve_s
 from upwell.shared.routing.estimators.fleet_allowance import Allowance
 from upwell.shared.routing.estimators.hedging import HEDGE_BURST, NO_HEDGES, paid_hedge
-from upwell.shared.routing.estimators.latency import RunTimes
 from upwell.shared.routing.estimators.link_estimate import LinkEstimate
 from upwell.shared.routing.estimators.offload_share import ShareController
 from upwell.shared.routing.estimators.preparation_times import NO_PREPARATIONS
+from upwell.shared.routing.estimators.run_and_answer_times import RunTimes
 from upwell.shared.routing.estimators.uplink_backlog import Backlog
 from upwell.shared.routing.estimators.uplink_bid_price import BidPrice
 from upwell.shared.routing.hardness import is_hard

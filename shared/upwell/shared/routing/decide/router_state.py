@@ -14,10 +14,10 @@ from upwell.shared.routing.estimators.budget_ledger import BudgetLedger, Draw
 from upwell.shared.routing.estimators.circuit_breaker import Breaker
 from upwell.shared.routing.estimators.deadline_reserve import Overruns
 from upwell.shared.routing.estimators.fleet_allowance import Allowance
-from upwell.shared.routing.estimators.latency import AnswerTimes, RunTimes
 from upwell.shared.routing.estimators.link_estimate import LinkEstimate
 from upwell.shared.routing.estimators.offload_share import ShareController
 from upwell.shared.routing.estimators.preparation_times import EncodedPictures, PreparationTimes
+from upwell.shared.routing.estimators.run_and_answer_times import AnswerTimes, RunTimes
 from upwell.shared.routing.estimators.token_bucket import TokenBucket
 from upwell.shared.routing.estimators.uplink_backlog import Backlog
 from upwell.shared.routing.estimators.uplink_bid_price import MIDDLING, BidPrice

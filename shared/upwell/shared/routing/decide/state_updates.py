@@ -18,8 +18,8 @@ from upwell.shared.routing.decide.router_state import (
     RouterState,
 )
 from upwell.shared.routing.estimators.circuit_breaker import CLOSED, Breaker
-from upwell.shared.routing.estimators.latency import AnswerTimes, RunTimes
 from upwell.shared.routing.estimators.link_estimate import LinkEstimate, LinkSample
+from upwell.shared.routing.estimators.run_and_answer_times import AnswerTimes, RunTimes
 from upwell.shared.routing.estimators.uplink_backlog import Backlog, InFlight
 from upwell.shared.routing.reasons import CALLERS_FAULTS, LINK_FAILURES, Reason
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from upwell.shared.routing.estimators.latency import AnswerTimes
+from upwell.shared.routing.estimators.run_and_answer_times import AnswerTimes
 from upwell.shared.routing.estimators.token_bucket import TokenBucket
 from upwell.shared.routing.policy.settings import HedgeSettings
 

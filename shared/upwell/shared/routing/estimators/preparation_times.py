@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from upwell.shared.quick_values import quick
-from upwell.shared.routing.estimators.latency import FRESH_S, LatencyWindow
+from upwell.shared.routing.estimators.run_and_answer_times import FRESH_S, LatencyWindow
 
 LEAST_PIXELS = 1 << 18
 """Requests with fewer pixels are not estimated apart: their preparation is short, and counts as part of the run."""

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from upwell.shared.quick_values import quick
 from upwell.shared.routing.decide.edge_time import LONG_SILENCE_S
-from upwell.shared.routing.estimators.latency import FRESH_S, RunTimes
+from upwell.shared.routing.estimators.run_and_answer_times import FRESH_S, RunTimes
 from upwell.shared.routing.policy.settings import RANKS, Priority
 
 MOST_SPREAD = 0.5

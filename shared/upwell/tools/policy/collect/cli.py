@@ -15,7 +15,7 @@ from upwell.edge.config import AgentConfig, CloudSection
 from upwell.edge.models.edge_model import ServedModel
 from upwell.edge.models.model_config import ModelSection
 from upwell.edge.updates.model_versions.model_start import loaded
-from upwell.edge.uplink.call_outcomes import METADATA_BYTES
+from upwell.edge.uplink.egress import METADATA_BYTES
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import EXIT_FAILED, ConfigError
 from upwell.shared.oip.grpc.client.client import RemoteError

@@ -94,7 +94,7 @@ def _request(request_trace: Mapping[str, Any]) -> Iterator[str]:
     yield f"model {request_trace.get('model', '')}, {count_of(rows, 'row')} of {shown} bytes"
     if request_trace.get("up_sizes_bytes"):
         shrunk = _sizes(request_trace["up_sizes_bytes"], rows)
-        yield f"pictures shrunk to what the cloud's model makes of them: about {shrunk} bytes go up"
+        yield f"pictures shrunk to the size that the cloud's model uses: about {shrunk} bytes go up"
     tags = request_trace.get("tags") or {}
     if tags:
         yield "tags " + ", ".join(f"{name}={value}" for name, value in tags.items())

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.request.request import RequestRecord
 from upwell.edge.runtimes.base import runtime_name
-from upwell.edge.uplink.call_outcomes import CloudReply
-from upwell.shared.errors import ConfigError
+from upwell.edge.uplink.cloud_reply import CloudReply
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.routing.request_log_line import LogLine
 from upwell.shared.signature.answer_agreement import Judge
@@ -21,7 +20,7 @@ def log_lines(done: RequestRecord) -> dict[int, LogLine]:
     edge = done.model.edge
     if edge is None:
         return {}
-    judge = judge_of(edge, done.settings.hard)
+    judge = edge.judge(done.settings.hard)
     lines: dict[int, LogLine] = {}
     for rows, run in done.parts.edge:
         outputs, hard = run.outputs, done.settings.hard or HardSettings()
@@ -31,7 +30,7 @@ def log_lines(done: RequestRecord) -> dict[int, LogLine]:
             line = _edge_line(done, edge, row, measures[index]).model_copy(update={**scores})
             reply = done.replies.get(row)
             if reply is not None and not reply.is_degraded:
-                line = with_cloud(line, reply, one_row(edge, outputs, index), _cloud_row(done, edge, row), judge)
+                line = with_cloud(line, reply, edge.signature.row(outputs, index), cloud_row(done, edge, row), judge)
             lines[row] = line
     return lines
 
@@ -50,14 +49,6 @@ def with_cloud(
             "cloud_correct": None if judge is None else True,
         }
     )
-
-
-def judge_of(edge: EdgeModel, hard: HardSettings | None) -> Judge | None:
-    """The judge of agreement between both sides; None for a model whose answers cannot be compared."""
-    try:
-        return Judge(edge.signature, box_score=(hard or HardSettings()).box_score, with_labels=False)
-    except ConfigError:
-        return None
 
 
 def _edge_line(done: RequestRecord, edge: EdgeModel, row: int, measures: Mapping[str, float]) -> LogLine:
@@ -81,14 +72,8 @@ def _positive(seconds: float) -> float | None:
     return seconds if 0 < seconds < math.inf else None
 
 
-def one_row(edge: EdgeModel, outputs: Mapping[str, Array], index: int) -> Mapping[str, Array]:
-    """The outputs of one row, with its row dimension."""
-    if not edge.signature.has_rows:
-        return outputs
-    return {name: array[index : index + 1] for name, array in outputs.items()}
-
-
-def _cloud_row(done: RequestRecord, edge: EdgeModel, row: int) -> Mapping[str, Array]:
+def cloud_row(done: RequestRecord, edge: EdgeModel, row: int) -> Mapping[str, Array]:
+    """The cloud's outputs of a row that it has answered."""
     attempt = next(a for a in done.attempts if row in a.rows and isinstance(a.outcome, CloudReply))
     assert isinstance(attempt.outcome, CloudReply)  # noqa: S101  chosen so, one line above
-    return one_row(edge, attempt.outcome.response.outputs, attempt.rows.index(row))
+    return edge.signature.row(attempt.outcome.response.outputs, attempt.rows.index(row))

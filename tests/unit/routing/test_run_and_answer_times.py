@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upwell.shared.routing.estimators.latency import FRESH_S, RECENT, WINDOW, AnswerTimes, LatencyWindow, RunTimes
+from upwell.shared.routing.estimators.run_and_answer_times import (
+    FRESH_S,
+    RECENT,
+    WINDOW,
+    AnswerTimes,
+    LatencyWindow,
+    RunTimes,
+)
 
 STEP_S = 0.05
 

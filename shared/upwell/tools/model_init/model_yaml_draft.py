@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
 
 from upwell.shared.signature.signature import own_signature
 from upwell.shared.signature.step_values import FLOATS
 from upwell.shared.tensors import TensorSpec
+from upwell.tools.model_init.exporter_facts import NOTHING_KNOWN, ExporterFacts, PictureFacts, TextFacts
 
 LABELS_NAME, TOKENIZER_NAME = "labels.txt", "tokenizer.json"
 """The files beside `model.yaml` named by a description with labels or texts."""
@@ -19,9 +18,6 @@ TOKENS = ("input_ids", "attention_mask", "token_type_ids")
 """Hugging Face's names of a tokenizer's tensors; the first is always present."""
 
 NAMED_AS_PROBABILITIES = re.compile("prob|softmax", re.IGNORECASE)
-ScoresKind = Literal["", "probabilities", "logits", "raw", "each", "tensor", "shares", "unlike"]
-"""What scores are: `raw` ones of classes, whose softmax nobody trained; one by itself for `each` class; a `tensor` of
-other numbers; `shares` of 0 to 1 that do not sum to 1; something else `unlike` probabilities. Empty: nobody knows."""
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 _RESERVED = frozenset(("null", "true", "false"))
@@ -37,60 +33,6 @@ _CHECK_SCALE = "# 0..255 becomes 0..1; as in training, perhaps mean: [0.485, 0.4
 
 _TENSORS = frozenset({"from", "boxes", "scores", "classes", "prototypes"})
 """Keys of a boxes step that name tensors."""
-
-
-@dataclass(frozen=True)
-class PictureFacts:
-    """The preparation of pictures in training, in the words of `pre`; None and "" mean unknown.
-
-    `size` and `crop` are [height, width]. Pixels times `scale`, minus `mean`, are divided by `std`: one number each, or
-    one per channel.
-    """
-
-    size: tuple[int, int] | None = None
-    fit: Literal["", "stretch", "cover", "contain"] = ""
-    crop: tuple[int, int] | None = None
-    filter: Literal["", "nearest", "bilinear", "bicubic"] = ""
-    fill: int | None = None
-    scale: float | None = None
-    mean: tuple[float, ...] = (0.0,)
-    std: tuple[float, ...] = (1.0,)
-
-
-@dataclass(frozen=True)
-class TextFacts:
-    """The place of the tokenizer, and the model's maximum number of tokens, 0 if unknown."""
-
-    tokenizer: Path
-    max_tokens: int = 0
-    pad_id: int | None = None
-
-
-@dataclass(frozen=True)
-class ExporterFacts:
-    """Facts from a model's files; what they do not say is empty. `source` names where they come from.
-
-    `classifies`: it gives scores of classes, whichever of both. `boxes` are the keys of the step `boxes` as they are
-    written, None where nobody says whether there are any and empty where there are none; `activation` is the
-    step before it, as it is written, and `doubts` what to check in it.
-    `segments` names the output with a score of each class at each pixel. `notes` say what the files tell and no
-    description can hold, or what nobody tells.
-    """
-
-    source: str = ""
-    labels: tuple[str, ...] = ()
-    picture: PictureFacts = PictureFacts()
-    scores: ScoresKind = ""
-    classifies: bool = False
-    boxes: Mapping[str, str] | None = None
-    activation: str = ""
-    doubts: str = ""
-    segments: str = ""
-    text: TextFacts | None = None
-    notes: tuple[str, ...] = ()
-
-
-NOTHING_KNOWN = ExporterFacts()
 
 
 @dataclass

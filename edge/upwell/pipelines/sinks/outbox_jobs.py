@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar, get_args
 
 from upwell.edge.spool.open_database import REOPEN_S, DatabaseHealth, is_damage, open_database, set_aside
 from upwell.edge.spool.spooled_request import SpoolClock
-from upwell.pipelines.sinks.outbox_tables import SCHEMA, OutboxTables, Outcome
+from upwell.pipelines.sinks.outbox_store import SCHEMA, OutboxStore, Outcome
 from upwell.shared.errors import UpwellError
 
 T = TypeVar("T")
@@ -46,14 +46,14 @@ class OutboxLimits:
 class _Job(Generic[T]):
     """A piece of work and its result. If `durable`, its effects are on disk when it ends."""
 
-    def __init__(self, work: Callable[[OutboxTables], T], durable: bool) -> None:
+    def __init__(self, work: Callable[[OutboxStore], T], durable: bool) -> None:
         self.work = work
         self.durable = durable
         self.is_done = False
         self._result: T | None = None
         self._error: Exception | None = None
 
-    def run(self, store: OutboxTables) -> None:
+    def run(self, store: OutboxStore) -> None:
         """Do the work within the transaction, which may still fail."""
         self._result = self.work(store)
 
@@ -68,7 +68,7 @@ class _Job(Generic[T]):
         return self._result  # type: ignore[return-value]  # `run` has set it
 
 
-class OutboxDatabase:
+class OutboxJobs:
     """Does work on the outbox's store, in order, many pieces per transaction. Thread-safe.
 
     It has no thread of its own: a caller does all the work that waits, including that of others. So concurrent puts
@@ -81,7 +81,7 @@ class OutboxDatabase:
         self._limits = limits
         self._jobs: deque[_Job[Any]] = deque()
         self._lock = threading.Lock()
-        self._store: OutboxTables | None = None
+        self._store: OutboxStore | None = None
         self._closed = False
         self._clock = SpoolClock(0.0, time.time(), time.monotonic())
         self._reopen_s = 0.0
@@ -114,7 +114,7 @@ class OutboxDatabase:
         """Why nothing can be stored now; empty if it can."""
         return self._health.problem
 
-    def ask(self, work: Callable[[OutboxTables], T], *, durable: bool = False) -> T:
+    def ask(self, work: Callable[[OutboxStore], T], *, durable: bool = False) -> T:
         """Have `work` done, and return its result once the transaction has ended.
 
         If it is not `durable`, a power cut may lose it, but not a kill of the process. Raises `OutboxUnavailable`.
@@ -162,7 +162,7 @@ class OutboxDatabase:
             self._closed = True
             self._close_store()
 
-    def _expire(self, store: OutboxTables) -> None:
+    def _expire(self, store: OutboxStore) -> None:
         store.expire(self.now_s() - self._limits.max_age_s)
 
     def _serve(self, group: Sequence[_Job[Any]], *, may_begin_anew: bool = True) -> None:
@@ -197,13 +197,13 @@ class OutboxDatabase:
         else:
             self._health.note_written()
 
-    def _purged(self, store: OutboxTables) -> dict[tuple[str, str], int]:
+    def _purged(self, store: OutboxStore) -> dict[tuple[str, str], int]:
         """The messages that another process has deleted, by sink, in the form of `counted`."""
         there = store.waiting_by_sink()
         gone = {sink: self.waiting(sink) - there.get(sink, 0) for names in self._sinks.values() for sink in names}
         return {(sink, "removed"): number for sink, number in gone.items() if number > 0}
 
-    def _opened(self) -> OutboxTables:
+    def _opened(self) -> OutboxStore:
         """The store, opened if it is time to. Raises `OSError`, `sqlite3.Error` and `OutboxUnavailable`."""
         if self._store is not None:
             return self._store
@@ -217,8 +217,8 @@ class OutboxDatabase:
                 raise
             return self._begin_anew(error)
 
-    def _open(self, first_sequence: int) -> OutboxTables:
-        store = OutboxTables(open_database(self._path, SCHEMA), self._sinks, self._limits.limit_bytes)
+    def _open(self, first_sequence: int) -> OutboxStore:
+        store = OutboxStore(open_database(self._path, SCHEMA), self._sinks, self._limits.limit_bytes)
         try:
             with store.transaction(durable=True):
                 beginning = store.begin(first_sequence)
@@ -235,7 +235,7 @@ class OutboxDatabase:
         _tell_of(beginning.gone)
         return store
 
-    def _begin_anew(self, error: Exception) -> OutboxTables:
+    def _begin_anew(self, error: Exception) -> OutboxStore:
         """Move a damaged database aside. Sequences go on above its own, which receivers have seen."""
         self._close_store()
         self._reopen_s = 0.0

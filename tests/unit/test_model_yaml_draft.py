@@ -4,9 +4,9 @@ import pytest
 
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.signature.model_yaml import ModelDescription
-from upwell.shared.signature.model_yaml_draft import starting_description
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import TensorSpec
+from upwell.tools.model_init.model_yaml_draft import starting_description
 
 Spec = tuple[str, str, tuple[int, ...]]
 

@@ -92,7 +92,7 @@ class Beginning:
     gone: Mapping[str, int]
 
 
-class OutboxTables:
+class OutboxStore:
     """One connection. Every method but `close` runs inside `transaction`, in one thread at a time.
 
     `sinks` are the names of the sinks by pipeline. `counted` holds, by sink and outcome, what the current transaction
