@@ -122,6 +122,11 @@ def test_an_identity_on_a_read_only_disk_is_used(tmp_path: Path) -> None:
 def test_counts_begin_anew_with_each_release() -> None:
     counts = ReleaseCounts(since_unix_s=1.0)
     assert counts.update(None, {"requests": 5}, 2.0) == {"requests": 5}
-    assert counts.update(3, {"requests": 7}, 3.0) == {"requests": 2}
+    assert counts.update(3, {"requests": 7, "late": 2, "uplink_bytes": 50}, 3.0) == {
+        "requests": 0, "late": 0, "uplink_bytes": 50,
+    }  # fmt: skip
     assert (counts.release, counts.since_unix_s) == (3, 3.0)
-    assert counts.update(3, {"requests": 9}, 4.0) == {"requests": 4}
+    assert counts.update(3, {"requests": 9, "late": 2, "uplink_bytes": 60}, 4.0) == {
+        "requests": 2, "late": 0, "uplink_bytes": 60,
+    }  # fmt: skip
+    assert ReleaseCounts().update(3, {"requests": 7}, 3.0) == {"requests": 7}  # all of them since the start

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import threading
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,11 +12,17 @@ from typing import Any
 import pytest
 from tuf.api.metadata import TargetFile
 
+from tests.faults.scene import until
+from tests.unit.edge.agents import MODEL, edge_model, policy
 from upwell.edge.bundle.bundle import BundleRefused, Refusal
+from upwell.edge.models.edge_model import EdgeModel, ServedModel
+from upwell.edge.server.agent_core import AgentCore
+from upwell.edge.updates.model_versions.model_switching import ModelSwitching
 from upwell.edge.updates.releases.device_floor import DeviceFloor
 from upwell.edge.updates.releases.release_control import ReleaseControl
 from upwell.edge.updates.releases.release_document import Payload, ReleaseDocument, parse_document
 from upwell.edge.updates.releases.release_source import FleetChoice, ReleaseSource
+from upwell.edge.updates.releases.release_switching import ReleaseSwitching
 from upwell.edge.updates.releases.repository_transport import FolderTransport, check_small
 from upwell.edge.updates.releases.tuf_client import ReleaseRepository
 from upwell.edge.updates.sources.base import AvailableBundle
@@ -134,3 +142,72 @@ def test_a_choice_names_the_release_its_time_and_its_shadow() -> None:
     control.choose(3, 1.5, shadow=4)
     assert chosen == [FleetChoice(sequence=3, not_before_unix_s=1.5, shadow=4)]
     assert looks == [True]
+
+
+@pytest.mark.parametrize(("former_now_s", "is_refused"), [(0.16, False), (0.02, True)])
+def test_a_model_that_seems_too_slow_is_timed_again_beside_the_one_before(
+    former_now_s: float, is_refused: bool
+) -> None:
+    """It was timed at 150 ms: on a busy device the one before takes as long now, whatever it took on an idle one."""
+    former, new = edge_model(), edge_model()
+    former.durations_s, new.durations_s = [0.02], [0.15]
+
+    def prepare(_: str, edge: EdgeModel) -> None:
+        edge.durations_s = [former_now_s if edge is former else 0.15]
+
+    with AgentCore([ServedModel(MODEL, former)], None, Policy()) as agent:
+        anything: Any = None
+        switching = ReleaseSwitching(agent, ModelSwitching(agent, prepare), anything, anything)
+        if is_refused:
+            with pytest.raises(BundleRefused, match="takes 150 ms here, the previous version 20 ms") as caught:
+                switching._check_speed(MODEL, new, policy("version: 1\ndefaults: {deadline: 50ms}"))
+            assert refusal_of(caught) is Refusal.TOO_SLOW
+        else:
+            switching._check_speed(MODEL, new, policy("version: 1\ndefaults: {deadline: 50ms}"))
+
+
+class Slow:
+    """An agent that takes its time to serve `held` again."""
+
+    def __init__(self, agent: AgentCore, held: EdgeModel) -> None:
+        self._agent, self._held = agent, held
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._agent, name)
+
+    def replace_release(self, edges: Mapping[str, EdgeModel], policy: Policy) -> None:
+        if self._held in edges.values():
+            self.begun.set()
+            assert self.go_on.wait(60.0)
+        self._agent.replace_release(edges, policy)
+
+
+def test_a_release_that_is_just_being_lost_does_not_come_over_the_next_one() -> None:
+    former, bad, next_one = edge_model(), edge_model(), edge_model()
+    blocked: list[int] = []
+    store: Any = SimpleNamespace(
+        state=SimpleNamespace(is_on_trial=True), block=lambda sequence, _: blocked.append(sequence)
+    )
+    with AgentCore([ServedModel(MODEL, former)], None, Policy()) as agent:
+        slow: Any = Slow(agent, former)
+        switching = ReleaseSwitching(slow, ModelSwitching(slow, lambda *_: None), store, store)
+
+        def switch(sequence: int, edge: EdgeModel) -> None:
+            stored: Any = SimpleNamespace(sequence=sequence, pipelines=None)
+            switching._switch(stored, {MODEL: edge}, Policy())
+
+        switch(2, bad)
+        trial = bad.trial
+        assert trial is not None
+        losing = threading.Thread(target=trial.give_up, args=("it failed",))
+        losing.start()
+        assert slow.begun.wait(60.0)
+        switched = threading.Thread(target=switch, args=(3, next_one))
+        switched.start()
+        switched.join(0.2)  # it waits for the other one
+        slow.go_on.set()
+        losing.join()
+        switched.join()
+        assert agent.model(MODEL).edge is next_one
+        until(lambda: blocked == [2])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from upwell.edge.updates.model_versions.version_comparison import AUDITS, ERROR_RATE, MOST_AUDITS, SignTest
 
-DELTA = ERROR_RATE / 3
+DELTA = ERROR_RATE / 4
 
 
 @given(st.integers(0, 60), st.integers(0, 60))

@@ -9,6 +9,7 @@ import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -162,6 +163,30 @@ def test_a_version_on_trial_that_keeps_ending_the_agent_is_given_up(tmp_path: Pa
         store.begin()
         store.stop_trying()  # the agent was told to end
     assert (store.state.current, store.state.is_on_trial) == (3, True)
+
+
+def test_a_device_that_is_switched_off_again_and_again_gives_up_no_version_that_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boot, now_s = ["first"], [1000.0]
+    monkeypatch.setattr(version_store, "boot_id", lambda: boot[0])
+    monkeypatch.setattr(version_store, "time", SimpleNamespace(monotonic=lambda: now_s[0], time=lambda: 0.0))
+    for version in (1, 2):
+        installed(VersionStore(tmp_path, "digits", NO_TRUST), version)
+
+    def start(up_s: float, next_boot: str) -> int:
+        store = VersionStore(tmp_path, "digits", NO_TRUST)  # the one before was killed, with the device or without
+        store.begin()
+        now_s[0] += up_s
+        store.stay()
+        boot[0] = next_boot
+        return store.state.current
+
+    stays = version_store.STAYS_S
+    assert [start(stays, f"boot {number}") for number in range(10)] == [2] * 10
+    assert [start(stays - 1, f"boot {number}") for number in range(10, 13)] == [2, 2, 1]  # it does not stay
+    installed(VersionStore(tmp_path, "digits", NO_TRUST), 3)
+    assert [start(stays, "same") for _ in range(4)] == [3, 3, 3, 1]  # the agent ended, not the device
 
 
 def test_what_a_full_disk_does_not_take_holds_for_this_run(

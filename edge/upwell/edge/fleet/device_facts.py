@@ -185,9 +185,17 @@ class DemandRates:
         return ({} if self._at_s is None else found), is_said
 
 
+_OF_THE_DEVICE = "uplink_bytes"
+"""The count that budgets add up, whatever the release."""
+
+
 @dataclass
 class ReleaseCounts:
-    """Counts of a process per release: they start over when the release changes."""
+    """Counts of a process per release: they start over when the release changes.
+
+    What was counted between the last two updates then belongs to neither: most of it is the former release's, while the
+    device was busy with fetching and testing the new one.
+    """
 
     since_unix_s: float = field(default_factory=time.time)
     release: int | None = None
@@ -197,6 +205,8 @@ class ReleaseCounts:
     def update(self, release: int | None, counts: Mapping[str, int], now_unix_s: float) -> dict[str, int]:
         """The counts under the present release."""
         if release != self.release:
-            self.release, self.since_unix_s, self._before = release, now_unix_s, self._last
+            self.release, self.since_unix_s = release, now_unix_s
+            sent = self._last.get(_OF_THE_DEVICE, 0)
+            self._before = {**counts, _OF_THE_DEVICE: sent} if self._last else {}
         self._last = dict(counts)
         return {name: count - self._before.get(name, 0) for name, count in counts.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,8 +20,6 @@ DURATION_S = 600.0
 MIN_FAILURES = 3
 MAX_FAILED_SHARE = 0.05
 """It is rejected once this many runs, and more than this share of all runs, have failed."""
-
-_LATE = "a late answer, where the previous version was in time"
 
 T = TypeVar("T")
 _Answer = TypeVar("_Answer", contravariant=True)
@@ -40,6 +39,13 @@ class Comparison(Protocol[_Answer]):
 
     def offer(self, inputs: Mapping[str, Array], answer: _Answer, judge: Callable[[], None]) -> None:
         """Compare this answer of the new version in the background, if one is due; then call `judge`."""
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether late answers speak against the new version, if not yet enough to reject it."""
+
+    def late(self, *, is_new: bool) -> None:
+        """An answer came late; `is_new` says which version gave it, as a coin had decided."""
 
     def complaint(self) -> str:
         """Why the new version is worse than the previous one; empty while that is not established."""
@@ -61,6 +67,10 @@ class Trial(Generic[T]):
     (with the reason) and `prove` is called, once, on the thread of a request or a comparison; it must return at once.
     Once the new version `is_proven`, the trial and the previous version can be dropped. Without a `comparison` only
     failures count.
+
+    An answer may be late for other reasons than the version, above all on a busy device. So from the first late one on
+    a coin decides which version answers. If the version makes no difference, that of each late answer is a fair coin,
+    whatever made it late and whenever: the randomization test of Fisher 1935, "The Design of Experiments", chapter 2.
     """
 
     def __init__(
@@ -81,6 +91,7 @@ class Trial(Generic[T]):
         self._runs = 0
         self._failures = 0
         self._last_failure: Exception | None = None
+        self._is_tossing = False
         self.is_rejected = False
         self.is_proven = False
 
@@ -90,11 +101,19 @@ class Trial(Generic[T]):
         return self.is_rejected or self.is_proven
 
     def run(self, new: _Run[T], inputs: Mapping[str, Array], deadline_s: float = math.inf) -> T:
-        """The new version's answer, or the previous one's if the new one fails. Raises what `new` raises.
+        """The new version's answer, or the previous one's if the new one fails or a coin decides so. Raises what `new`
+        raises.
 
-        An answer after the deadline (monotonic) counts as a failure if the previous version would have been in time.
+        Answers after the deadline (monotonic) count if the previous version could be in time on an idle device.
         """
-        began_s = time.monotonic()
+        can_be_in_time = time.monotonic() + self._former_s <= deadline_s
+        is_tossed = self._is_tossing and can_be_in_time and not self.is_over
+        if is_tossed and random.random() < 0.5:  # noqa: S311  a coin, and no secret
+            answer = self._former_first(inputs)
+            if answer is not None:
+                self._note_time(deadline_s, is_new=False)
+                return answer
+            is_tossed = False
         try:
             answer = new(inputs)
         except (DeadlineExceeded, Refused):  # preparing the inputs took too long, and would again
@@ -105,8 +124,11 @@ class Trial(Generic[T]):
         flaw = comparison.flaw(answer) if comparison is not None else ""
         if flaw:
             return self._better_one(inputs, answer, flaw)
-        is_late = began_s + self._former_s <= deadline_s < time.monotonic()
-        self._note(Flawed(_LATE) if is_late else None)
+        if is_tossed:
+            self._note_time(deadline_s, is_new=True)
+        elif can_be_in_time and time.monotonic() > deadline_s:
+            self._is_tossing = True  # not counted itself: no coin decided that this version answers
+        self._note(None)
         if comparison is not None and not self.is_over:
             comparison.offer(inputs, answer, self.judge)
         return answer
@@ -122,7 +144,8 @@ class Trial(Generic[T]):
             if self._failures >= MIN_FAILURES and self._failures > MAX_FAILED_SHARE * self._runs:
                 counted = f"{self._failures} of its first {self._runs} runs failed"
                 complaint = f"{counted}, the last with {_shown(self._last_failure)}"
-            is_long = time.monotonic() - self._began_s >= DURATION_S
+            is_suspect = comparison is not None and comparison.is_suspect
+            is_long = time.monotonic() - self._began_s >= DURATION_S and not is_suspect
             is_good = not complaint and ((self._runs >= RUNS and is_complete) or is_long)
             self.is_rejected, self.is_proven = bool(complaint), is_good
         if complaint:
@@ -145,6 +168,19 @@ class Trial(Generic[T]):
         stand-in."""
         with self._lock:
             self.is_rejected = True
+
+    def _former_first(self, inputs: Mapping[str, Array]) -> T | None:
+        """The previous version's answer; None if it fails, since it may take other inputs."""
+        try:
+            return self._former(inputs)
+        except Exception:  # noqa: BLE001  the new version is asked next
+            return None
+
+    def _note_time(self, deadline_s: float, *, is_new: bool) -> None:
+        """Count an answer of the version that a coin chose, if it came late."""
+        if self._comparison is not None and time.monotonic() > deadline_s:
+            self._comparison.late(is_new=is_new)
+            self.judge()
 
     def _stand_in(self, inputs: Mapping[str, Array], error: Exception) -> T:
         """The previous version's answer. A failure in both is not the new one's fault: the request or the device is

@@ -294,7 +294,8 @@ def _follow_releases(agent: AgentCore, release: ReleaseStart, starts: Sequence[M
     """Serve new releases as they come, and report their state."""
     from upwell.edge.observe.metric_families import release_families
 
-    client, switching = release.follow(agent, {start.name: start for start in starts if start.name in agent.models})
+    loads = {start.name: start for start in starts if start.name in agent.models}
+    client, switching = release.follow(agent, loads, warm_up)
     agent.release = client
     agent.close_with(PeriodicJobs(switching.poll).close)
     agent.close_with(client.close)

@@ -77,6 +77,7 @@ class VersionState(BaseModel):
 
     `is_on_trial`: the current version is still on trial, with a previous one to go back to. `tries` counts how often
     the agent ended while it tried the offer `trying`, or, if that is empty, while the current version was on trial.
+    `stayed_in` is the boot in which that version has been served for `STAYS_S` since its last start, empty if in none.
     `proven` is the greatest version that has ever passed its trial here and was not rolled back by hand since.
     `installed_unix_s` is when the current version was installed.
     """
@@ -93,6 +94,7 @@ class VersionState(BaseModel):
     blocklist: dict[int, str] = Field({}, alias="condemned")
     trying: str = ""
     tries: int = 0
+    stayed_in: str = ""
     look: Look = Look()
 
     @property

@@ -41,12 +41,15 @@ from upwell.edge.updates.version_state import (
 )
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import sync_folder, sync_tree, write_whole
+from upwell.shared.platform.system_clock import boot_id
 
 INCOMING_NAME = "incoming"
 
 _DRAFT_NAME = ".new"
 _MOST_BLOCKED = 100
 _MOST_TRIES = 3
+STAYS_S = 60.0
+"""A version that was served for so long did not fail if the device then lost its power."""
 _LONGEST_REASON = 500
 _BEING_WRITTEN = (f".{ROLLBACK_REQUEST_NAME}.", f".{ROLLBACK_ANSWER_NAME}.")
 """Another process or thread is writing its request or answer there."""
@@ -77,6 +80,7 @@ class VersionStore:
         self.downloads = self.folder / INCOMING_NAME
         """Where a source puts what it fetches."""
         self._lock = threading.Lock()
+        self._served_from_s = time.monotonic()
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._record = Record(self.folder, self.subject, trust, factory)
@@ -124,14 +128,26 @@ class VersionStore:
         return bundle
 
     def begin(self) -> None:
-        """Count a start of the agent with the current version. One on trial that keeps ending the agent is rejected."""
-        if not self.state.is_on_trial or self.state.trying:
+        """Count a start of the agent with the current version. One on trial that keeps ending the agent is rejected.
+
+        The end of a boot in which it had stayed is not its fault: the device was switched off.
+        """
+        state = self.state
+        if not state.is_on_trial or state.trying:
             return
-        if self.state.tries >= _MOST_TRIES:
-            self.block(self.state.current, f"the agent exited {self.state.tries} times while it was on trial")
+        tries = state.tries - (state.stayed_in not in ("", boot_id()))
+        if tries >= _MOST_TRIES:
+            self.block(state.current, f"the agent exited {tries} times while it was on trial")
             return
         with self._lock:
-            self._record.keep({"tries": self.state.tries + 1})
+            self._record.keep({"tries": max(0, tries) + 1, "stayed_in": ""})
+
+    def stay(self) -> None:
+        """Note it once the version on trial has been served for `STAYS_S`. Called from time to time."""
+        with self._lock:
+            is_news = self.state.is_on_trial and not self.state.stayed_in
+            if is_news and time.monotonic() - self._served_from_s >= STAYS_S and (boot := boot_id()):
+                self._record.keep({"stayed_in": boot})
 
     def install(self, fetched: Path) -> Bundle:
         """Verify an archive or a folder in `incoming`, and store it beside the others. It is not current yet.
@@ -190,7 +206,8 @@ class VersionStore:
             }
             update["proven"] = state.floor
             update["installed_unix_s"] = time.time()
-            self._record.save(update | {"is_on_trial": is_on_trial, "tries": int(is_on_trial)})
+            self._record.save(update | {"is_on_trial": is_on_trial, "tries": int(is_on_trial), "stayed_in": ""})
+            self._served_from_s = time.monotonic()
         self._clear()
         shutil.rmtree(self.downloads, ignore_errors=True)
 

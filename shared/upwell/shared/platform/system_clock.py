@@ -1,4 +1,4 @@
-"""Whether the system clock has been set."""
+"""Whether the system clock has been set, and which boot it belongs to."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ from pathlib import Path
 _SYNCHRONISED = Path("/run/systemd/timesync/synchronized")
 """Created by systemd-timesyncd at the first synchronisation after boot."""
 _TIME_ERROR = 5
+
+
+def boot_id() -> str:
+    """The kernel's name of this boot, which needs no clock; empty where it has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 def is_synchronised() -> bool:

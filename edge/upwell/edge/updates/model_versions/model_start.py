@@ -108,6 +108,7 @@ class ModelStart:
         if self.follower is not None and self._switching is not None and not self._is_closed:
             from upwell.edge.updates.model_versions.rollback_by_hand import carry_out_rollback
 
+            self.follower.store.stay()
             carry_out_rollback(self.follower.store, self._go_back)
 
     def load_again(self, bundle: Bundle | None, *, is_new: bool = False) -> EdgeModel | None:

@@ -1,4 +1,5 @@
-"""Comparing a new version with the previous one on the same requests: confidence, constant answers, and accuracy.
+"""Comparing a new version with the previous one: confidence, constant answers and accuracy on the same requests, and
+late answers where a coin chose the version.
 
 Some requests answered by the new version are also run by the previous one, at the lowest priority and in the
 background. So nothing needs to be known from before the update or kept over a restart, and if today's requests are
@@ -36,7 +37,7 @@ MOST_AUDITS = 2 * AUDITS
 ERROR_RATE = 0.01
 """Maximum probability of rolling back a version that is no worse than the previous one."""
 
-_QUESTIONS = 3  # hard cases, constant answers, audits: each has its part of the error rate
+_QUESTIONS = 4  # hard cases, constant answers, audits, late answers: each has its part of the error rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +53,16 @@ class _Said:
 class Versions:
     """`Comparison` of `new` with `former`. Thread-safe.
 
-    `hards` are the hardness settings of both; None if hardness is not compared. There are three questions, each with a
-    `SignTest` over requests on which the versions differ, one row of each:
+    `hards` are the hardness settings of both; None if hardness is not compared. There are four questions, each with a
+    `SignTest`, the first three over requests on which the versions differ, one row of each:
 
     - hard cases: which version finds a request hard that the other is sure of;
     - constant answers: while the new version has given only one answer, each change of the previous version's confident
       answer counts against the new one;
-    - audits: which version the cloud agrees with, if only with one.
+    - audits: which version the cloud agrees with, if only with one;
+    - late answers: which version gave them, where a coin had chosen it (see `Trial`).
 
-    Each gets a third of `ERROR_RATE`.
+    Each gets a quarter of `ERROR_RATE`. If one version is never late, 12 late answers of the other decide.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class Versions:
         self._is_busy = self._is_auditing = False
         self._complaint = ""
         self._pairs = 0
-        self._hard, self._constant, self._audit = SignTest(), SignTest(), SignTest()
+        self._hard, self._constant, self._audit, self._late = SignTest(), SignTest(), SignTest(), SignTest()
         self._last: tuple[bytes, bytes] | None = None
         self._has_varied = False
         self._has_audits = False
@@ -90,6 +92,18 @@ class Versions:
         """Whether there are enough comparisons, and enough audits if the policy audits."""
         with self._lock:
             return self._pairs >= PAIRS and (not self._has_audits or self._answered >= AUDITS)
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether more late answers came from the new version than from the previous one."""
+        with self._lock:
+            return self._late.worse > self._late.better
+
+    def late(self, *, is_new: bool) -> None:
+        """Count a late answer; `is_new` says which version gave it."""
+        with self._lock:
+            self._late = self._late.add(is_worse=is_new)
+            self._complaint = self._found()
 
     def flaw(self, answer: EdgeRun) -> str:
         """Scores and boxes that are not finite make an answer invalid."""
@@ -182,7 +196,7 @@ class Versions:
 
     def _found(self) -> str:
         rate = ERROR_RATE / _QUESTIONS
-        hard, constant, audit = self._hard, self._constant, self._audit
+        hard, constant, audit, late = self._hard, self._constant, self._audit, self._late
         if audit.rejects(rate):
             return (
                 f"in audits the cloud agreed {audit.worse} times only with the previous version, and {audit.better} "
@@ -195,6 +209,8 @@ class Versions:
             )
         if hard.rejects(rate):
             return f"{hard.worse} requests are hard only for it, and {hard.better} only for the previous version"
+        if late.rejects(rate):
+            return f"where a coin chose the version, {late.worse} late answers were its own, and {late.better} not"
         return ""
 
     def _first_row(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:

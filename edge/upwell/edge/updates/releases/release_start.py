@@ -12,7 +12,7 @@ from upwell.edge.bundle.bundle import Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.bundle.open_bundle import NO_TRUST
 from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.updates.model_versions.model_start import ModelStart
-from upwell.edge.updates.model_versions.model_switching import ModelSwitching
+from upwell.edge.updates.model_versions.model_switching import ModelSwitching, Prepare
 from upwell.edge.updates.releases.device_floor import DeviceFloor
 from upwell.edge.updates.releases.release_config import ReleaseSection
 from upwell.edge.updates.releases.release_control import ReleaseControl
@@ -83,10 +83,14 @@ class ReleaseStart:
                 continue
             yield bundle.version, stored, policy
 
-    def follow(self, agent: ReleaseAgent, starts: Mapping[str, ModelStart]) -> tuple[ReleaseControl, ReleaseSwitching]:
-        """Let releases replace what the agent serves. A trial interrupted by a restart continues."""
+    def follow(
+        self, agent: ReleaseAgent, starts: Mapping[str, ModelStart], prepare: Prepare
+    ) -> tuple[ReleaseControl, ReleaseSwitching]:
+        """Let releases replace what the agent serves; `prepare` times their models. A trial interrupted by a restart
+        continues.
+        """
         parts = replace(self._parts, load={name: start.load_again for name, start in starts.items()})
-        switching = ReleaseSwitching(agent, ModelSwitching(agent, lambda *_: None), self.store, parts)
+        switching = ReleaseSwitching(agent, ModelSwitching(agent, prepare), self.store, parts)
         self._activate = switching.activate
         self.follower.go_back = switching.go_back
         state = self.store.state

@@ -7,6 +7,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -172,8 +173,9 @@ class ReleaseSwitching:
         if bundle is None or bundle.version != target:
             return False
         former = self.load_former(bundle)
-        self._end_trial()
-        self._agent.replace_release(former.edges, former.policy)
+        with self._lock:
+            self._end_trial()
+            self._agent.replace_release(former.edges, former.policy)
         self._run_pipelines(former.stored)
         self._store.block(state.current, GONE_BACK, target)
         return True
@@ -197,6 +199,7 @@ class ReleaseSwitching:
 
     def poll(self) -> None:
         """Prove a release that changed no model, and so has nothing to compare, once it has served long enough."""
+        self._store.stay()
         trial = self._trial
         if trial is not None and not trial.waiting and time.monotonic() - trial.began_s >= DURATION_S:
             self._prove(trial, "")
@@ -211,17 +214,22 @@ class ReleaseSwitching:
         deadline_s = policy.settings(name, None).deadline_s
         if former is None or not (new.durations_s and former.durations_s):
             return
+        if statistics.median(new.durations_s) > deadline_s:  # perhaps the device is busy, so both are timed now
+            with suppress(UpwellError):
+                for one in (former, new):
+                    self._switching.prepare(name, one)
         new_s, former_s = statistics.median(new.durations_s), statistics.median(former.durations_s)
         if former_s <= deadline_s < new_s:
             text = f"{name!r} takes {new_s * 1e3:.0f} ms here, the previous version {former_s * 1e3:.0f} ms"
             raise BundleRefused(Refusal.TOO_SLOW, None, f"{text}; the deadline is {deadline_s * 1e3:.0f} ms")
 
     def _switch(self, stored: StoredRelease, edges: Mapping[str, EdgeModel], policy: Policy) -> None:
-        self._end_trial()
-        before = {name: self._switching.current(name) for name in edges}
-        known = {name: edge for name, edge in before.items() if edge}
-        self._try_out(stored.sequence, edges, FormerServing(known, self._agent.router.policy, self._stored), policy)
-        self._agent.replace_release(edges, policy)
+        with self._lock:  # else a trial that is just being lost could put its former models over these
+            self._end_trial()
+            before = {name: self._switching.current(name) for name in edges}
+            known = {name: edge for name, edge in before.items() if edge}
+            self._try_out(stored.sequence, edges, FormerServing(known, self._agent.router.policy, self._stored), policy)
+            self._agent.replace_release(edges, policy)
         self._run_pipelines(stored)
         _log.info("release %d is served", stored.sequence)
 
@@ -231,10 +239,10 @@ class ReleaseSwitching:
             self._companion.take(stored)
 
     def _end_trial(self) -> None:
-        with self._lock:
-            trial, self._trial = self._trial, None
-            if trial is not None:
-                trial.is_over = True
+        """End the trial under way; call it under the lock."""
+        trial, self._trial = self._trial, None
+        if trial is not None:
+            trial.is_over = True
         for served in self._agent.models.values():
             if served.edge is not None:
                 served.edge.trial = served.edge.versions = None  # its own predecessor is no longer needed
@@ -258,11 +266,11 @@ class ReleaseSwitching:
             if trial.is_over:
                 return False
             trial.is_over, self._trial = True, None
-        for name in trial.former.edges:
-            edge = self._switching.current(name)
-            if edge is not None and edge.trial is not None:
-                edge.trial.end()  # requests in progress keep their stand-in
-        self._agent.replace_release(trial.former.edges, trial.former.policy)
+            for name in trial.former.edges:
+                edge = self._switching.current(name)
+                if edge is not None and edge.trial is not None:
+                    edge.trial.end()  # requests in progress keep their stand-in
+            self._agent.replace_release(trial.former.edges, trial.former.policy)
         _log.error("went back from release %d to what was served before: %s", trial.sequence, reason)
         in_background("roll-back", partial(self._roll_back, trial, reason))
         return True
