@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -30,15 +31,19 @@ def serve(
     with ExtraMissing.on_import("fleet", "upwell fleet serve needs PACKAGE"):
         from upwell.fleet.service.application import open_fleet
         from upwell.fleet.service.server import FleetServer
-    try:
-        fleet = open_fleet(section)
-        server = FleetServer(fleet)
-    except ConfigError as error:
-        raise ConfigError([replace(one, path=one.path or config) for one in error.problems]) from None
-    devices, users = fleet.counts()
-    console.print(f"serving on {', '.join(server.addresses)} ({count_of(devices, 'device')})", markup=False)
-    if section.tls is None:
-        console.print(f"devices and people trust {section.authority.cert}", markup=False)
-    if not users:
-        console.print(f"there are no users yet: upwell fleet user add NAME --role operator -c {config}", markup=False)
-    server.run()
+        from upwell.fleet.storage.database import sole_service
+    with ExitStack() as held:
+        try:
+            held.enter_context(sole_service(section.database))
+            fleet = open_fleet(section)
+            server = FleetServer(fleet)
+        except ConfigError as error:
+            raise ConfigError([replace(one, path=one.path or config) for one in error.problems]) from None
+        devices, users = fleet.counts()
+        console.print(f"serving on {', '.join(server.addresses)} ({count_of(devices, 'device')})", markup=False)
+        if section.tls is None:
+            console.print(f"devices and people trust {section.authority.cert}", markup=False)
+        if not users:
+            hint = f"there are no users yet: upwell fleet user add NAME --role operator -c {config}"
+            console.print(hint, markup=False)
+        server.run()

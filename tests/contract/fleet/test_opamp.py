@@ -67,6 +67,15 @@ def test_nobody_polls_without_a_certificate_or_with_a_revoked_one(fleet: Service
     assert device.enrol(fleet.enrolment_token()).status == HTTPStatus.FORBIDDEN
 
 
+def test_a_revoked_device_leaves_its_name_to_the_one_that_replaces_it(fleet: Service) -> None:
+    old = fleet.enrolled("gate-9")
+    fleet.do("POST", "/devices/gate-9/revoke")
+    assert fleet.get("/devices/gate-9")["revoked_unix_s"] is not None
+    new = fleet.enrolled("gate-9")
+    assert fleet.get("/devices/gate-9")["revoked_unix_s"] is None
+    assert old is not new
+
+
 def test_a_certificate_is_renewed_for_the_same_key_alone(fleet: Service) -> None:
     device, other = fleet.enrolled("renewing"), FakeDevice(fleet, "thief")
     before = device.files.cert.read_bytes() if device.files.cert else b""

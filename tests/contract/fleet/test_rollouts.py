@@ -246,3 +246,39 @@ def test_a_device_that_enrols_meanwhile_joins_its_last_wave(fleet: Service) -> N
     shown = until(fleet, rollout, devices, lambda one: one.poll())
     assert {one["name"]: one["wave"] for one in shown["devices"]}["late"] == 2
     assert {one.release for one in devices} == {NEW}
+
+
+@pytest.mark.slow
+def test_an_older_rollout_is_not_taken_back_under_a_later_one(fleet: Service) -> None:
+    devices = devices_of(fleet, 2)
+    first = started(fleet, waves=["100%"])
+    assert until(fleet, first, devices, lambda one: one.poll())["phase"] == "finished"
+    second = started(fleet, waves=["100%"], release=NEW + 1)
+    status, problem = fleet.call("POST", f"/rollouts/{first}/back")
+    assert (status, second in problem["detail"]) == (HTTPStatus.CONFLICT, True)
+    for rollout in (second, first):
+        fleet.do("POST", f"/rollouts/{rollout}/back")
+    for _ in range(3):
+        for one in devices:
+            one.poll()
+        settle()
+    assert {one.release for one in devices} == {FORMER}
+
+
+@pytest.mark.slow
+def test_a_device_on_its_way_back_goes_on_back_while_the_next_rollout_waits(fleet: Service) -> None:
+    devices = devices_of(fleet, 2)
+    first = started(fleet, waves=["100%"])
+    while {one.release for one in devices} != {NEW}:
+        for one in devices:
+            one.poll()
+        settle()
+    for one in devices:
+        one.poll()
+    settle()
+    fleet.do("POST", f"/rollouts/{first}/back")
+    hour = (time.gmtime().tm_hour + 12) % 24
+    started(fleet, waves=["100%"], release=NEW + 1, window={"hours": f"{hour:02}:00-{hour:02}:01"})
+    for one in devices:
+        one.poll()
+    assert {one.release for one in devices} == {FORMER}

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -19,7 +21,8 @@ from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.opamp import STATISTICS
 from upwell.tools.cli import build_app
-from upwell.tools.fleet.fleet_client import CallFailed
+from upwell.tools.fleet import rollouts_cli
+from upwell.tools.fleet.fleet_client import CallFailed, Unreachable
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +182,24 @@ def test_follow_waits_for_the_end_and_says_by_its_exit_code_that_it_was_halted(f
         fleet.do("POST", f"/rollouts/{going[0]['id']}/back")
         result = waiting.result(20)
     assert (result.exit_code, json.loads(result.stdout)["phase"]) == (1, "halted")
+
+
+def test_follow_bears_with_a_service_that_is_away_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    away = Unreachable("no connection")
+    said = iter([away, {"phase": "running", "devices": []}, away, away, {"phase": "finished", "devices": []}, away])
+
+    def call(*_: object) -> object:
+        one = next(said)
+        if isinstance(one, Unreachable):
+            raise one
+        return one
+
+    client: Any = SimpleNamespace(call=call)
+    monkeypatch.setattr(rollouts_cli, "FOLLOW_S", 0.0)
+    assert rollouts_cli._until_over(client, "r")["phase"] == "finished"
+    monkeypatch.setattr(rollouts_cli, "AWAY_S", -1.0)
+    with pytest.raises(Unreachable):
+        rollouts_cli._until_over(client, "r")
 
 
 def test_an_unknown_device_and_a_service_that_is_not_there_are_failures(fleet: Service) -> None:

@@ -21,9 +21,13 @@ from tests.fleet_service import FakeDevice, Remote
 from tests.postgres import postgres
 from upwell.fleet.budget.budget_store import BudgetGoal, BudgetSpec, members_of, put_budget, solve_all
 from upwell.fleet.config import DatabaseSection
+from upwell.fleet.errors import Conflict
 from upwell.fleet.registry.groups import FRESH_S
+from upwell.fleet.rollout.rollout_state import RolloutPlan
+from upwell.fleet.rollout.rollout_store import RolloutTarget, create
+from upwell.fleet.rollout.wave_plan import parse_waves
 from upwell.fleet.storage.database import Database, all_rows, migrate
-from upwell.fleet.storage.tables import DEVICES, METADATA
+from upwell.fleet.storage.tables import DEVICES, FACTS, METADATA
 from upwell.fleet.users import Actor
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.opamp import WISH_FILE
@@ -143,6 +147,37 @@ def test_two_replicas_that_share_a_budget_out_at_once_do_it_once_and_alike() -> 
             assert told == kept
             solved.append(told["d0"]["m"])
         assert len(set(solved)) > 1
+        for one in replicas:
+            one.close()
+
+
+@pytest.mark.slow
+def test_of_two_rollouts_begun_at_once_at_two_replicas_one_is_refused() -> None:
+    with postgres() as url:
+        replicas = [Database(DatabaseSection(postgres=url)) for _ in range(2)]
+        with replicas[0].writing() as connection:
+            connection.execute(insert(FACTS).values(name="authority", value="as every service writes it"))
+            for number in range(10):
+                connection.execute(
+                    insert(DEVICES).values({**device_row(number), "statistics": None, "release": FORMER})
+                )
+        for number in range(10):
+            begins = threading.Barrier(2)
+
+            def begin(one: Database, number: int = number, begins: threading.Barrier = begins) -> bool:
+                plan = RolloutPlan("", NEW, parse_waves(["100%"]))
+                begins.wait(60.0)
+                try:
+                    with one.writing() as connection:
+                        create(
+                            connection, Actor("ann", 1.0), plan, RolloutTarget(f'name == "d{number}"'), lambda _: True
+                        )
+                except Conflict:
+                    return False
+                return True
+
+            with ThreadPoolExecutor(2) as pool:
+                assert sorted(pool.map(begin, replicas)) == [False, True]
         for one in replicas:
             one.close()
 

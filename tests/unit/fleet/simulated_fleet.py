@@ -43,7 +43,7 @@ class Rates:
 @dataclass(slots=True)
 class SimulatedDevice:
     """One device. In a burst, which a minute is with a chance of `burst`, a third more of its requests is late. `load`
-    multiplies the odds of being late or degraded."""
+    to the power of `sensitivity` multiplies the odds of being late or degraded."""
 
     name: str
     random: np.random.Generator
@@ -51,6 +51,7 @@ class SimulatedDevice:
     requests_per_min: float = 30.0
     audit_share: float = 0.1
     burst: float = 0.0
+    sensitivity: float = 1.0
     is_off: Callable[[float], bool] = lambda _: False
     target: int = FORMER
     running: int = FORMER
@@ -76,7 +77,7 @@ class SimulatedDevice:
             self.running = self.target
 
     def serve(self, load: float) -> Counts:
-        rates, random = self.rates[self.running], self.random
+        rates, random, load = self.rates[self.running], self.random, load**self.sensitivity
         requests = int(random.poisson(self.requests_per_min))
         late = with_odds(rates.late, load) + (0.33 if random.random() < self.burst else 0.0)
         audits = self._drawn(requests, self.audit_share)

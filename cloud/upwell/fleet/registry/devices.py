@@ -79,11 +79,15 @@ def by_certificate(connection: Connection, serial: str) -> Stored | None:
 
 
 def find(connection: Connection, name: str) -> Stored:
-    """The device with that id, or with that name if it is unique. Raises `NotFound` and `Conflict`."""
+    """The device with that id, or with that name if it is unique among those not revoked. Raises `NotFound` and
+    `Conflict`.
+    """
     found = one_row(connection, select(DEVICES).where(DEVICES.c.id == name))
     if found is not None:
         return found
-    named = all_rows(connection, select(DEVICES).where(DEVICES.c.name == name).limit(3))
+    chosen = select(DEVICES).where(DEVICES.c.name == name)
+    named = all_rows(connection, chosen.where(DEVICES.c.revoked_unix_s.is_(None)).limit(2))
+    named = named or all_rows(connection, chosen.limit(2))
     if not named:
         raise NotFound(f"no device {name!r}")
     if len(named) > 1:

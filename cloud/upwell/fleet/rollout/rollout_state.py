@@ -11,6 +11,7 @@ from upwell.fleet.rollout.wave_gate import (
     DEFAULT_GATE,
     NO_COUNTS,
     SHARES,
+    Block,
     Bound,
     Bounds,
     Breach,
@@ -50,10 +51,12 @@ ON_NEW = (Stage.OFFERED, Stage.STARTED, Stage.PASSED)
 class Member:
     """A device in a roll-out. `former` is the release that it ran before, None without one.
 
-    `before` are its counts under that one, `served` those under the new one, in `reports` reports. `taken_unix_s` is
-    when it is known to have received the offer, `reported_unix_s` when it last polled. `told_before` is its complaint
-    about a release from before the offer. `problem` says why it failed, `is_back` whether it was seen on its former
-    release since that was offered again.
+    `before` are its counts under that one, `served` those under the new one, in `reports` reports, the last of them in
+    the block of that number. `baseline` is what its present is held against in the control group: its counts before the
+    roll-out, or once it has passed, those under the new release until then. `taken_unix_s` is when it is known to have
+    received the offer, `reported_unix_s` when it last polled. `told_before` is its complaint about a release from
+    before the offer. `problem` says why it failed, `is_back` whether it was seen on its former release since that was
+    offered again.
     """
 
     wave: int
@@ -61,8 +64,10 @@ class Member:
     former: int | None = None
     stage: Stage = Stage.WAITING
     before: Counts = NO_COUNTS
+    baseline: Counts = NO_COUNTS
     served: Counts = NO_COUNTS
     reports: int = 0
+    block: int = 0
     offered_unix_s: float | None = None
     taken_unix_s: float | None = None
     reported_unix_s: float | None = None
@@ -84,13 +89,11 @@ class RolloutPlan:
 
 @dataclass(frozen=True, slots=True)
 class WaveState:
-    """The state of a wave: when it began, its bounds, and the counts since then of devices of later waves, the
-    control group.
-    """
+    """The state of a wave: when it began, its bounds, and the block of reports that is judged next."""
 
     began_unix_s: float
     bounds: Bounds = field(default_factory=lambda: {signal: Bound.start(signal) for signal in SHARES})
-    control: Counts = NO_COUNTS
+    block: Block = field(default_factory=Block)
 
 
 @dataclass(frozen=True, slots=True)

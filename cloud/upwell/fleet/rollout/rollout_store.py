@@ -38,7 +38,7 @@ from upwell.fleet.rollout.state_machine import NotPossible, begin, since, step
 from upwell.fleet.rollout.wave_gate import NO_COUNTS, Counts
 from upwell.fleet.rollout.wave_plan import RolloutDevice, deal, wave_of_late
 from upwell.fleet.storage.database import Row, all_rows, the_row
-from upwell.fleet.storage.tables import DEVICES, GROUPS, ROLLOUT_MEMBERS, ROLLOUTS, STATISTICS
+from upwell.fleet.storage.tables import DEVICES, FACTS, GROUPS, ROLLOUT_MEMBERS, ROLLOUTS, STATISTICS
 from upwell.fleet.users import Actor, record_audit
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.opamp import RELEASE_PACKAGE
@@ -115,12 +115,32 @@ def operate(connection: Connection, actor: Actor, rollout_id: str, what: str) ->
     """`pause`, `resume` or take `back`. Raises `NotFound`, and `Conflict` if it is not possible now."""
     events: Mapping[str, Event] = {"pause": Paused(), "resume": Resumed(), "back": TakenBack(actor.name)}
     opened = _open(connection, rollout_id)
+    if what == "back":
+        _check_latest(connection, opened)
     try:
         after, actions = step(opened.rollout, events[what], actor.now_unix_s)
     except NotPossible as error:
         raise Conflict(f"roll-out {rollout_id}: {error}") from None
     record_audit(connection, actor, f"{what} rollout", rollout_id)
     _save(connection, opened, after, actions, opened.row["statistics_id"], {}, actor.now_unix_s)
+
+
+def _check_latest(connection: Connection, opened: StoredRollout) -> None:
+    """Raise `Conflict` if a later roll-out, which was not halted, has one of its devices: their former release is what
+    that one replaced.
+    """
+    mine = ROLLOUT_MEMBERS.alias("mine")
+    later = (
+        select(ROLLOUTS.c.id)
+        .join(ROLLOUT_MEMBERS, ROLLOUT_MEMBERS.c.rollout_id == ROLLOUTS.c.id)
+        .join(mine, mine.c.device_id == ROLLOUT_MEMBERS.c.device_id)
+        .where(mine.c.rollout_id == opened.row["id"])
+        .where(ROLLOUTS.c.created_unix_s > opened.row["created_unix_s"])
+        .where(ROLLOUTS.c.phase != RolloutPhase.HALTED.value)
+    )
+    found = connection.scalar(later.order_by(ROLLOUTS.c.created_unix_s.desc()).limit(1))
+    if found is not None:
+        raise Conflict(f"roll-out {opened.row['id']}: roll-out {found} of some of its devices is later; take that back")
 
 
 def followed(connection: Connection) -> list[str]:
@@ -166,6 +186,8 @@ def _opened(connection: Connection, row: Row) -> StoredRollout:
 
 
 def _locked(connection: Connection) -> Sequence[Stored]:
+    """The devices, while no other replica begins a roll-out and none takes a step."""
+    connection.execute(select(FACTS.c.name).order_by(FACTS.c.name).with_for_update())
     connection.execute(select(ROLLOUTS.c.id).where(ROLLOUTS.c.is_followed).with_for_update())
     return all_devices(connection)
 
@@ -341,9 +363,12 @@ def _add_members(
     ]  # fmt: skip
     connection.execute(insert(ROLLOUT_MEMBERS), rows)
     connection.execute(update(DEVICES).where(DEVICES.c.id.in_(list(members))).values(rollout=rollout_id))
-    # Without an assignment a device would take the newest release: those that wait must keep what they have.
+    # Without an assignment a device would take the newest release: those that wait must keep what they have, unless
+    # they are on their way back from a halted release.
+    ways_back = set(connection.scalars(select(DEVICES.c.id).where(DEVICES.c.assigned < DEVICES.c.release)))
     for former in {one.former for one in members.values()}:
-        _assign(connection, [name for name, one in members.items() if one.former == former], former or OWN)
+        kept = [name for name, one in members.items() if one.former == former and name not in ways_back]
+        _assign(connection, kept, former or OWN)
 
 
 def _do(

@@ -31,13 +31,16 @@ from upwell.fleet.rollout.rollout_state import (
 from upwell.fleet.rollout.wave_gate import (
     DOUBT,
     NO_COUNTS,
-    Before,
+    Block,
     Bound,
+    Bounds,
     Breach,
     Counts,
     Signal,
+    add_control,
+    add_treated,
     breach,
-    judge_report,
+    judge_block,
 )
 
 Step = tuple[Rollout, tuple[Action, ...]]
@@ -71,6 +74,7 @@ def begin(plan: RolloutPlan, members: Mapping[str, Member], others: Iterable[Rol
     if not lacking:
         raise ValueError(f"every device already runs release {plan.release}")
     pooled = sum((one.before for one in lacking.values()), NO_COUNTS)
+    lacking = {name: replace(one, baseline=one.before) for name, one in lacking.items()}
     return Rollout(plan, lacking, (WaveState(now_unix_s),), pooled)
 
 
@@ -82,7 +86,7 @@ def step(rollout: Rollout, event: Event, now_unix_s: float) -> Step:
         if event.device in rollout.members or rollout.is_over:
             return rollout, ()
         joined = replace(rollout, pooled=rollout.pooled + event.member.before)
-        return _with(joined, event.device, event.member), ()
+        return _with(joined, event.device, replace(event.member, baseline=event.member.before)), ()
     if isinstance(event, Left):
         member = rollout.members.get(event.device)
         return (rollout if member is None else _with(rollout, event.device, replace(member, stage=Stage.LEFT))), ()
@@ -137,14 +141,21 @@ def _note_former(rollout: Rollout, event: Reported, member: Member) -> Rollout:
     if event.release == rollout.plan.release:
         member = replace(member, stage=Stage.LEFT, problem="the device has the release from elsewhere")
     elif event.release not in (None, member.former):
-        member = replace(member, former=event.release, before=event.delta)
+        member = replace(member, former=event.release, before=event.delta, baseline=event.delta)
     else:
+        rollout = _note_control(rollout, event.delta, member.baseline)
         member = replace(member, before=member.before + event.delta)
         rollout = replace(rollout, pooled=rollout.pooled + event.delta)
-        if member.wave > rollout.wave:
-            wave = rollout.waves[-1]
-            rollout = _with_wave(rollout, rollout.wave, replace(wave, control=wave.control.then(event.delta)))
     return _with(rollout, event.device, member)
+
+
+def _note_control(rollout: Rollout, delta: Counts, own: Counts) -> Rollout:
+    """Count a report of a device on the previous release in the blocks of all waves."""
+    waves = tuple(
+        replace(wave, block=replace(wave.block, control=add_control(wave.block.control, delta, own, rollout.pooled)))
+        for wave in rollout.waves
+    )
+    return replace(rollout, waves=waves)
 
 
 def _offered(rollout: Rollout, device: str, now_unix_s: float) -> Step:
@@ -159,17 +170,62 @@ def _offered(rollout: Rollout, device: str, now_unix_s: float) -> Step:
 
 
 def _serve(rollout: Rollout, event: Reported) -> Step:
-    """A device runs the new release: count its start and what it has served."""
-    plan, member = rollout.plan, rollout.members[event.device]
+    """A device runs the new release: count its start and what it has served, as part of its wave's block.
+
+    A second report of the device in a block ends it, so that a block covers about the time between two polls.
+    """
+    plan, member, delta = rollout.plan, rollout.members[event.device], event.delta
+    if member.wave < rollout.wave and member.stage is Stage.PASSED:
+        rollout = _note_passed(rollout, delta, member.baseline)
+    if member.block == rollout.waves[member.wave].block.number and delta != NO_COUNTS:
+        rollout = _end_block(rollout, member.wave)
+    wave = rollout.waves[member.wave]
     if member.stage is Stage.OFFERED:
         member = replace(member, stage=Stage.STARTED)
-    member = replace(member, served=member.served + event.delta, reports=member.reports + (event.delta.requests > 0))
+    if delta != NO_COUNTS:  # else it has only polled
+        member = replace(member, block=wave.block.number)
+    member = replace(member, served=member.served + delta, reports=member.reports + (delta.requests > 0))
     if member.stage is Stage.STARTED and _has_shown_enough(plan, member):
-        member = replace(member, stage=Stage.PASSED)
-    wave = rollout.waves[member.wave]
-    before = Before(member.before, rollout.pooled, wave.control)
-    wave = replace(wave, bounds=judge_report(plan.gate, wave.bounds, event.delta, before))
-    return _judge(_with_wave(_with(rollout, event.device, member), member.wave, wave), wave.bounds.items())
+        member = replace(member, stage=Stage.PASSED, baseline=member.served)
+    treated = add_treated(plan.gate, wave.block.treated, delta, member.before, rollout.pooled)
+    wave = replace(wave, block=replace(wave.block, treated=treated))
+    after = _with_wave(_with(rollout, event.device, member), member.wave, wave)
+    return _judge(after, wave.bounds.items())
+
+
+def _note_passed(rollout: Rollout, delta: Counts, own: Counts) -> Rollout:
+    """Count a report of a device that has passed in the block of the current wave."""
+    wave = rollout.waves[-1]
+    block = replace(wave.block, passed=add_control(wave.block.passed, delta, own, rollout.pooled))
+    return _with_wave(rollout, rollout.wave, replace(wave, block=block))
+
+
+def _end_block(rollout: Rollout, index: int) -> Rollout:
+    """Judge a wave's block, and begin its next one."""
+    wave = rollout.waves[index]
+    ended = replace(wave, bounds=_bounds_with_block(rollout, index), block=Block(wave.block.number + 1))
+    return _with_wave(rollout, index, ended)
+
+
+def _bounds_with_block(rollout: Rollout, index: int) -> Bounds:
+    wave = rollout.waves[index]
+    return judge_block(wave.bounds, wave.block, is_current=index == rollout.wave)
+
+
+def _end_full_blocks(rollout: Rollout) -> Step:
+    """Judge the blocks in which every device of their wave that runs the release has reported."""
+    missing, running = set[int](), set[int]()
+    for one in rollout.members.values():
+        if one.stage in (Stage.STARTED, Stage.PASSED):
+            running.add(one.wave)
+            if one.block != rollout.waves[one.wave].block.number:
+                missing.add(one.wave)
+    actions: tuple[Action, ...] = ()
+    for index in sorted(running - missing):
+        rollout = _end_block(rollout, index)
+        rollout, more = _judge(rollout, rollout.waves[index].bounds.items())
+        actions += more
+    return rollout, actions
 
 
 def _has_shown_enough(plan: RolloutPlan, member: Member) -> bool:
@@ -196,6 +252,9 @@ def _pass_time(rollout: Rollout, now_unix_s: float) -> Step:
         if problem and not rollout.is_over:
             rollout, more = _fail(rollout, device, problem)
             actions += more
+    if not rollout.is_over:
+        rollout, more = _end_full_blocks(rollout)
+        actions += more
     after, more = _advance(rollout, now_unix_s)
     return after, actions + more
 
@@ -234,13 +293,20 @@ def _advance(rollout: Rollout, now_unix_s: float) -> Step:
     actions: tuple[Action, ...] = ()
     while rollout.phase is RolloutPhase.RUNNING and _is_gate_open(rollout, now_unix_s):
         if rollout.wave + 1 == len(rollout.plan.waves):
-            return replace(rollout, phase=RolloutPhase.FINISHED), (*actions, Finish(rollout.plan.release))
+            return _finish(rollout, now_unix_s), (*actions, Finish(rollout.plan.release))
         rollout = replace(rollout, waves=(*rollout.waves, WaveState(now_unix_s)))
         actions += (NextWave(rollout.wave),)
     if not rollout.is_over and (reason := _stuck(rollout)):
         rollout, more = _halt(rollout, reason, None)
         actions += more
     return rollout, actions
+
+
+def _finish(rollout: Rollout, now_unix_s: float) -> Rollout:
+    """Finish it. Devices that were off all the time have the release offered from now on, and can be taken back."""
+    off = {name: one for name, one in rollout.members.items() if one.stage is Stage.WAITING}
+    offered = {name: replace(one, stage=Stage.OFFERED, offered_unix_s=now_unix_s) for name, one in off.items()}
+    return replace(rollout, members={**rollout.members, **offered}, phase=RolloutPhase.FINISHED)
 
 
 def _stuck(rollout: Rollout) -> str:
@@ -260,7 +326,7 @@ def _is_gate_open(rollout: Rollout, now_unix_s: float) -> bool:
     wave = rollout.wave
     if not any(one.wave == wave and one.stage is not Stage.LEFT for one in rollout.members.values()):
         return True
-    if any(bound.evidence >= DOUBT for bound in rollout.waves[wave].bounds.values()):
+    if any(bound.evidence >= DOUBT for bound in _bounds_with_block(rollout, wave).values()):
         return False
     heard = _heard_of_offer(rollout)
     passed = sum(one.stage is Stage.PASSED for one in heard)

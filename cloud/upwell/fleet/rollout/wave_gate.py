@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 from upwell.shared.routing.estimators.anytime_bets import bet, with_odds
@@ -26,8 +26,8 @@ DOUBT = 4.0
 _SHARE_ODDS = (1.5, 2.5, 5.0, 25.0)
 _FAILED_ODDS = (25.0, 200.0, 25_000.0)
 _PRIOR = 20
+_PRIOR_REPORTS, _ERRORS = 2, 2.0
 _FEWEST_BEFORE = 20
-_MEMORY_REQUESTS = 1000
 _Z = 2.326
 _LOWEST, _HIGHEST = 0.001, 0.95
 
@@ -55,15 +55,6 @@ class Counts:
             self.audits + other.audits, self.disagreed + other.disagreed,
         )  # fmt: skip
 
-    def then(self, delta: Counts) -> Counts:
-        """The sum with `delta`, where the former counts are halved once they are large: the recent state of the
-        control group.
-        """
-        if self.requests < _MEMORY_REQUESTS:
-            return self + delta
-        halves = (self.requests, self.late, self.degraded, self.audits, self.disagreed)
-        return Counts(*(count // 2 for count in halves)) + delta
-
     def of(self, signal: Share) -> tuple[int, int]:
         """The bad ones, and the total."""
         if signal == "disagreed":
@@ -88,8 +79,7 @@ class GateSettings:
     """What a device must show, and what halts the roll-out.
 
     It has passed once it has served `requests` requests and, if it was audited before, `audits` audits, in at least
-    `reports` reports. A report is one observation, whatever its size. `patience_s` is the time limit from the offer
-    on.
+    `reports` reports. `patience_s` is the time limit from the offer on.
     """
 
     requests: int = 200
@@ -142,16 +132,17 @@ class Breach:
 class Bound:
     """A bet that a share exceeds what is allowed. Immutable.
 
-    Each report of a device is one observation X: the share of bad ones among its requests since the last report. The
-    null hypothesis: given all that came before, the mean of X is at most m. Several odds each start with a capital of
-    1, which is multiplied by `bet(X, m, odds)` (Waudby-Smith & Ramdas 2024, arXiv 2010.09686); their average
+    Each block of a wave is one observation X: the mean, over the reports in it, of the share of bad ones among the
+    requests since the device's last report. The null hypothesis: given all that came before and the control group, the
+    mean of X is at most m. Several odds each start with a capital of 1, which is multiplied by `bet(X, m, odds)`
+    (Waudby-Smith & Ramdas 2024, arXiv 2010.09686); their average
 
         M_t = (1/K) Σ_k Π_{i ≤ t} L_k(X_i)
 
     is a nonnegative supermartingale that starts at 1, so it ever reaches 1/δ with a probability of at most δ (Ville
-    1939), whenever and however often it is checked. A report counts once, however many requests it covers, since
-    requests of one minute on one device share their fate: nothing is assumed about their dependence. m may differ
-    from report to report and from device to device: it is the `reference` plus the allowed excess.
+    1939), whenever and however often it is checked. A block counts once, however many devices and requests it covers,
+    since what happens in the same minute shares its fate: nothing is assumed about its dependence. m may differ from
+    block to block: it is the `reference` plus the allowed excess.
 
     `bad`, `total` are sums; `reference` and `allowed` are averages over the observations.
     """
@@ -173,16 +164,15 @@ class Bound:
         """M_t: the odds against the release."""
         return sum(self.capitals) / len(self.capitals)
 
-    def add(self, signal: Signal, counted: tuple[int, int], reference: float, allowed: float) -> Bound:
-        """The bound after one more report with `counted` = (bad, total), total > 0."""
-        bad, total = counted
+    def add(self, signal: Signal, seen: Tally, reference: float, allowed: float) -> Bound:
+        """The bound after one more block, with at least one report."""
         n = self.observations + 1
         capitals = tuple(
-            min(capital * bet(bad / total, allowed, odds), 1e30)
+            min(capital * bet(seen.mean, allowed, odds), 1e30)
             for capital, odds in zip(self.capitals, _odds(signal), strict=True)
         )
         return Bound(
-            capitals, n, self.bad + bad, self.total + total,
+            capitals, n, self.bad + seen.bad, self.total + seen.total,
             self.reference + (reference - self.reference) / n, self.allowed + (allowed - self.allowed) / n,
         )  # fmt: skip
 
@@ -202,14 +192,51 @@ def threshold(signal: Signal, waves: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Before:
-    """What a device is compared with: its `own` counts under the previous release, those of all devices of the
-    roll-out (`pooled`), and the recent counts of devices that still run the previous release (`control`).
+class Tally:
+    """One share in some reports: sums over the reports of their share, the share `expected` of each device by its past,
+    the `squares` of the difference, and the share `allowed`. `bad` of `total` requests or audits were bad.
     """
 
-    own: Counts = NO_COUNTS
-    pooled: Counts = NO_COUNTS
-    control: Counts = NO_COUNTS
+    reports: int = 0
+    shares: float = 0.0
+    squares: float = 0.0
+    expected: float = 0.0
+    allowed: float = 0.0
+    bad: int = 0
+    total: int = 0
+
+    @property
+    def mean(self) -> float:
+        """The mean share; there must be a report."""
+        return self.shares / self.reports
+
+    def add(self, counted: tuple[int, int], expected: float, allowed: float) -> Tally:
+        """The tally with one more report of `counted` = (bad, total), total > 0."""
+        bad, total = counted
+        share = bad / total
+        return Tally(
+            self.reports + 1, self.shares + share, self.squares + (share - expected) ** 2, self.expected + expected,
+            self.allowed + allowed, self.bad + bad, self.total + total,
+        )  # fmt: skip
+
+
+NO_TALLY = Tally()
+Tallies: TypeAlias = Mapping[Share, Tally]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The reports of some minutes, which are judged as one observation: at most one of each device of the wave
+    (`treated`), and all that came meanwhile from the `control` group, the devices that still run the previous release.
+
+    Once there are none, devices of earlier waves that have `passed` show what is due to the hour: what the release
+    changes has changed on them already.
+    """
+
+    number: int = 1
+    treated: Tallies = field(default_factory=dict)
+    control: Tallies = field(default_factory=dict)
+    passed: Tallies = field(default_factory=dict)
 
 
 def _upper(bad: int, total: int) -> float:
@@ -219,46 +246,94 @@ def _upper(bad: int, total: int) -> float:
     return (centre + math.sqrt(spread * (share * (1.0 - share) + spread / 4))) / (1.0 + spread)
 
 
-def reference(signal: Share, before: Before) -> float | None:
-    """The share that the previous release would have on this device; None if nothing is known of it.
+def past_share(signal: Share, own: Counts, pooled: Counts) -> tuple[float, float] | None:
+    """A device's share before, and its standard error; None if nothing is known of it.
 
-    The device's own former share, k of n, shrunk towards that of all devices, π (the upper end of its 99 % interval),
-    as if by twenty more requests, plus one standard error, since n may be small:
+    The device's own share, k of n, shrunk towards that of all devices, π (the upper end of its 99 % interval), as if
+    by twenty more requests:
 
-        p = (k + 20 π) / (n + 20),   own = p + √(p (1 − p) / (n + 20)).
-
-    If the control group recently has w > 1 times the odds that all devices had before, the reference has w times the
-    odds of `own`: the release is not blamed for a bad day of the whole site.
+        p = (k + 20 π) / (n + 20),   with the standard error √(p (1 − p) / (n + 20)).
     """
-    bad, total = before.pooled.of(signal)
+    bad, total = pooled.of(signal)
     if total < _FEWEST_BEFORE:
         return None
-    own_bad, own_total = before.own.of(signal)
+    own_bad, own_total = own.of(signal)
     share = (own_bad + _PRIOR * _upper(bad, total)) / (own_total + _PRIOR)
-    own = share + math.sqrt(share * (1.0 - share) / (own_total + _PRIOR))
-    control_bad, control_total = before.control.of(signal)
-    if control_total < _FEWEST_BEFORE:
-        return min(own, _HIGHEST)
-    worse = _odds_of(control_bad, control_total) / _odds_of(bad, total)
-    return with_odds(min(own, _HIGHEST), max(1.0, worse))
+    return share, math.sqrt(share * (1.0 - share) / (own_total + _PRIOR))
 
 
-def _odds_of(bad: int, total: int) -> float:
-    """The odds with half a case added on either side, so that zero counts are allowed (Haldane 1956)."""
-    return (bad + 0.5) / (total - bad + 0.5)
-
-
-def judge_report(settings: GateSettings, bounds: Bounds, delta: Counts, before: Before) -> Bounds:
-    """The bounds of a wave after a report with `delta`, the counts since the report before."""
-    after = dict(bounds)
+def add_treated(settings: GateSettings, tallies: Tallies, delta: Counts, own: Counts, pooled: Counts) -> Tallies:
+    """The tallies with a report of a device on the new release. Its reference is its `past_share` plus one standard
+    error.
+    """
+    after = dict(tallies)
     for signal in SHARES:
-        counted = delta.of(signal)
+        counted, limits, past = delta.of(signal), settings.limits(signal), past_share(signal, own, pooled)
         if counted[1] > 0:
-            limits, was = settings.limits(signal), reference(signal, before)
-            allowed = limits.at_most if was is None else was + limits.worse_by
-            after[signal] = bounds[signal].add(
-                signal, counted, allowed if was is None else was, min(max(allowed, _LOWEST), _HIGHEST)
-            )
+            expected = limits.at_most if past is None else sum(past)
+            allowed = limits.at_most if past is None else expected + limits.worse_by
+            after[signal] = after.get(signal, NO_TALLY).add(counted, expected, allowed)
+    return after
+
+
+def add_control(tallies: Tallies, delta: Counts, own: Counts, pooled: Counts) -> Tallies:
+    """The tallies with a report of a device to compare with, whose past is `own`."""
+    after = dict(tallies)
+    for signal in SHARES:
+        counted, past = delta.of(signal), past_share(signal, own, pooled)
+        if counted[1] > 0 and past is not None:
+            after[signal] = after.get(signal, NO_TALLY).add(counted, past[0], 0.0)
+    return after
+
+
+def raised(expected: float, reports: int, control: Tally) -> float:
+    """The mean share to expect of so many reports now, if by the devices' past it is `expected`, by what the control
+    group shows.
+
+    The control group's share now, c, and by its past, e, are means over its n reports; two more with e are added. c is
+    taken one standard error higher, s/√n, s² the variance of its reports about their devices' past. A crowd does not
+    strike all devices alike: then it is higher by twice its excess, or if less, by two standard errors of the
+    difference, 2 s √(1/n + 1/reports). Difference in differences (Ashenfelter & Card 1985, "Using the longitudinal
+    structure of earnings"), by odds or by points, whichever is more:
+
+        q/(1 − q) = expected/(1 − expected) · c/(1 − c) · (1 − e)/e   or   q = expected + c − e.
+
+    It is never less than `expected`: the release is not blamed for a bad hour of the whole site.
+    """
+    if not control.reports:
+        return expected
+    n = control.reports + _PRIOR_REPORTS
+    past, worse = _within(control.expected / control.reports), control.shares - control.expected
+    mean = worse / n
+    squares = control.squares - 2 * mean * worse + control.reports * mean * mean
+    variance = (max(0.0, squares) + _PRIOR_REPORTS * past * (1.0 - past)) / n
+    spread = _ERRORS * math.sqrt(variance * (1 / n + 1 / reports))
+    now = _within(past + mean + max(math.sqrt(variance / n), min(spread, _ERRORS * mean)))
+    if now <= past:
+        return expected
+    odds = now / (1.0 - now) * (1.0 - past) / past
+    return max(with_odds(_within(expected), odds), expected + now - past)
+
+
+def _within(share: float) -> float:
+    return min(max(share, _LOWEST), _HIGHEST)
+
+
+def judge_block(bounds: Bounds, block: Block, *, is_current: bool) -> Bounds:
+    """The bounds of a wave after that block.
+
+    Without anything to compare with, devices of the current wave are held to their own past. Those of earlier waves are
+    then no longer judged by late and degraded answers, which the hour may have brought.
+    """
+    after = dict(bounds)
+    for signal, seen in block.treated.items():
+        is_of_load = signal != "disagreed"
+        control = block.control.get(signal) or (block.passed.get(signal) if is_of_load else None) or NO_TALLY
+        if is_current or control.reports or not is_of_load:
+            expected = seen.expected / seen.reports
+            more = raised(expected, seen.reports, control) - expected
+            allowed = _within(seen.allowed / seen.reports + more)
+            after[signal] = bounds[signal].add(signal, seen, min(expected + more, _HIGHEST), allowed)
     return after
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,12 +20,40 @@ from upwell.fleet.errors import DatabaseUnavailable, NotFound
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import read_file
 
+try:
+    import fcntl
+except ImportError:  # Windows has no such lock
+    fcntl = None  # type: ignore[assignment]
+
 _BUSY_MS = 10_000
 _MIGRATION_LOCK = 0x75707765
 RETRY_S = 60.0
 """Retry time for requests refused because the database cannot be used."""
 
 _log = logging.getLogger(__name__)
+
+
+@contextmanager
+def sole_service(section: DatabaseSection) -> Iterator[None]:
+    """Keep other services from the SQLite file until the block or the process ends, however it ends.
+
+    Two would each know only the devices that poll it. Raises `ConfigError` if another service has the file.
+    """
+    if section.postgres is not None or fcntl is None:
+        yield
+        return
+    path, key = Path(f"{os.path.realpath(section.file)}.lock"), "fleet.database.file"
+    with ConfigError.on_os_error(path, "cannot be used", key):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        problem = "another fleet service uses it; stop that one, or let replicas share `postgres`"
+        raise ConfigError.at(section.file, problem, key) from None
+    finally:
+        os.close(descriptor)
 
 
 class Database:

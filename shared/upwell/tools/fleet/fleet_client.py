@@ -42,6 +42,10 @@ class CallFailed(UpwellError):
     """The service could not be reached, or refused the call."""
 
 
+class Unreachable(CallFailed):
+    """The service could not be reached, or cannot answer for now."""
+
+
 class FleetClient:
     """Calls the service's REST interface. Raises `ConfigError` for invalid options."""
 
@@ -60,7 +64,7 @@ class FleetClient:
         try:
             received = self._caller.call(method, where, headers=headers, body=data)
         except RemoteError as error:
-            raise CallFailed(f"{self._at}: {error}") from None
+            raise Unreachable(f"{self._at}: {error}") from None
         if received.status == HTTPStatus.NO_CONTENT:
             return None
         try:
@@ -70,7 +74,8 @@ class FleetClient:
         if received.status == HTTPStatus.OK:
             return found
         detail = found.get("detail", "") if isinstance(found, dict) else ""
-        raise CallFailed(str(detail) or f"HTTP {received.status}")
+        kind = Unreachable if received.status == HTTPStatus.SERVICE_UNAVAILABLE else CallFailed
+        raise kind(str(detail) or f"HTTP {received.status}")
 
     def devices(self, **query: Any) -> Iterator[Mapping[str, Any]]:
         """All devices, page by page."""

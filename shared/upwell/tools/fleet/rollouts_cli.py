@@ -19,6 +19,7 @@ from upwell.tools.fleet.fleet_client import (
     CallFailed,
     FleetClient,
     TokenFile,
+    Unreachable,
     ago,
     print_found,
     print_json,
@@ -33,6 +34,9 @@ RolloutArgument = Annotated[
 
 FOLLOW_S = 2.0
 """How often `--follow` polls."""
+
+AWAY_S = 600.0
+"""How long `--follow` bears with a service that cannot be reached: exit code 1 would say that the roll-out halted."""
 
 _OVER = ("finished", "halted")
 
@@ -86,8 +90,16 @@ def rollout(
 def _until_over(client: FleetClient, rollout_id: str) -> Mapping[str, Any]:
     with progress() as bar:
         task = bar.add_task(f"roll-out {rollout_id}", total=1)
+        heard_s = time.monotonic()
         while True:
-            found: Mapping[str, Any] = client.call("GET", f"/rollouts/{segment(rollout_id)}")
+            try:
+                found: Mapping[str, Any] = client.call("GET", f"/rollouts/{segment(rollout_id)}")
+            except Unreachable:
+                if time.monotonic() - heard_s > AWAY_S:
+                    raise
+                time.sleep(FOLLOW_S)
+                continue
+            heard_s = time.monotonic()
             done = sum(one["stage"] in ("passed", "failed", "left") for one in found["devices"])
             bar.update(task, total=len(found["devices"]), completed=done)
             if found["phase"] in _OVER:
