@@ -185,17 +185,28 @@ def test_an_upgrade_that_is_killed_amid_its_trial_is_left_after_a_few_starts(box
     if not (stick / "dying").exists():
         line = "import os, threading; threading.Timer(1.0, os._exit, (3,)).start()"
         another(stick, "dying", "9.0.4", breaking("upwell/edge/server/agent_assembly.py", line))
-    upgrading = subprocess.Popen(box.enter(f"{STICK}/dying/{SCRIPT}", "upgrade", "--trial", "600"))
+    kill_amid_trial(box, "dying", 600)
+    within(lambda: box.run("test", "-e", "/opt/upwell/trial.json").returncode != 0)
+    within(lambda: box.run("systemctl", "is-active", "upwell-agent").returncode == 0)
+    assert (version_of(box), answers(box)) == (first, "ok")
+    another(stick, "healthy", "9.0.5", lambda _, data: data)
+    kill_amid_trial(box, "healthy", 8)
+    within(lambda: box.run("test", "-e", "/opt/upwell/trial.json").returncode != 0)
+    for _ in range(4):
+        box.done("systemctl", "restart", "upwell-agent")
+    assert (version_of(box), answers(box)) == ("9.0.5", "ok")
+
+
+def kill_amid_trial(box: Box, wheels: str, trial_s: int) -> None:
+    """Kill an upgrade that has started the other version."""
+    upgrading = subprocess.Popen(box.enter(f"{STICK}/{wheels}/{SCRIPT}", "upgrade", "--trial", str(trial_s)))
     try:
-        within(lambda: box.run("test", "-e", "/opt/upwell/trial.json").returncode == 0)
+        within(lambda: box.run("grep", "-q", "starts.: [1-9]", "/opt/upwell/trial.json").returncode == 0)
         box.done("pkill", "-KILL", "-f", "upwell-device upgrade")
         upgrading.wait(LIMIT_S)
     finally:
         upgrading.kill()
         upgrading.wait()
-    within(lambda: box.run("test", "-e", "/opt/upwell/trial.json").returncode != 0)
-    within(lambda: box.run("systemctl", "is-active", "upwell-agent").returncode == 0)
-    assert (version_of(box), answers(box)) == (first, "ok")
 
 
 def test_what_does_not_fit_is_said_and_leaves_nothing(box: Box, stick: Path) -> None:

@@ -1,8 +1,9 @@
-"""`upwell-device guard`: a version on trial that keeps restarting is abandoned, whatever the clock says."""
+"""`upwell-device guard`: a version on trial that never stays up is abandoned, one that does is not, whatever boots."""
 
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,23 +11,31 @@ import pytest
 
 from upwell.tools.wheelhouse import device_installer
 
-DAY_S = 86400.0
+TRIAL_S = 60.0
 
 
 class Device:
-    """Its clocks, its boots, and the version in use: `b` is on trial."""
+    """The version in use, of which `b` is on trial, and what systemd was asked to do later in this boot."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        self.unix_s, self.up_s, self.boot = 1.8e9, 1000.0, "first"
+        self.up_s, self.ready_s, self.state = 1000.0, 0.0, "inactive"
+        self.later: list[tuple[float, int]] = []
         self._current, self._trial = folder / "current", folder / "trial.json"
         for name, value in (("HOME", folder), ("CURRENT", self._current), ("TRIAL", self._trial)):
             patch.setattr(device_installer, name, value)
-        patch.setattr(device_installer, "time", SimpleNamespace(time=lambda: self.unix_s, monotonic=lambda: self.up_s))
-        patch.setattr(device_installer, "boot_id", lambda: self.boot)
+        patch.setattr(device_installer, "time", SimpleNamespace(monotonic=lambda: self.up_s))
+        patch.setattr(device_installer, "run", self._run)
         for slot in ("a", "b"):
             (folder / slot).mkdir()
         self._current.symlink_to(folder / "b")
-        self._trial.write_text(json.dumps({"from": "a", "to": "b", "starts": 0, "began_unix_s": self.unix_s}))
+        self._trial.write_text(json.dumps({"from": "a", "to": "b", "starts": 0, "trial_s": TRIAL_S}))
+
+    def _run(self, *words: object, **_: object) -> subprocess.CompletedProcess[str]:
+        if words[0] == "systemd-run":
+            (wait,) = [str(one) for one in words if str(one).startswith("--on-active=")]
+            self.later.append((self.up_s + float(wait.partition("=")[2]), int(str(words[-1]))))
+        asked = {"ActiveState": self.state, "ActiveEnterTimestampMonotonic": str(int(self.ready_s * 1e6))}
+        return subprocess.CompletedProcess([], 0, asked.get(str(words[3]), "") + "\n", "")
 
     @property
     def slot(self) -> str:
@@ -38,15 +47,21 @@ class Device:
         """Whether the trial goes on."""
         return self._trial.exists()
 
-    def fail_power(self, unix_s: float) -> None:
-        """It boots anew, and its clock shows that time."""
-        self.unix_s, self.up_s, self.boot = unix_s, 20.0, self.boot + "+"
+    def boot(self) -> None:
+        """The power had failed."""
+        self.up_s, self.later, self.state = 20.0, [], "inactive"
 
-    def start(self, times: int = 1, pause_s: float = 3.0) -> None:
-        """The agent is started, each time after a pause."""
+    def start(self, times: int = 1, *, up_s: float = 3.0, ready_after_s: float = 0.5) -> None:
+        """The agent is started so often; it is ready after a time, and ends or goes on after `up_s`."""
         for _ in range(times):
-            self.unix_s, self.up_s = self.unix_s + pause_s, self.up_s + pause_s
             device_installer.guard()
+            self.state, self.ready_s, until_s = "activating", self.up_s + ready_after_s, self.up_s + up_s
+            while self.later and min(self.later)[0] <= until_s:
+                self.up_s, start = min(self.later)
+                self.later.remove((self.up_s, start))
+                self.state = "active" if self.up_s >= self.ready_s else "activating"
+                device_installer.end_trial(start)
+            self.up_s, self.state = until_s, "failed"
 
 
 @pytest.fixture
@@ -61,23 +76,41 @@ def test_a_version_that_keeps_restarting_is_abandoned(device: Device) -> None:
     assert (device.slot, device.is_on_trial) == ("a", False)
 
 
-@pytest.mark.parametrize("unix_s", [0.0, 1.8e9 - 3600, 1.8e9 + 60])
-def test_after_a_power_failure_too_with_a_clock_that_stands_and_is_set_meanwhile(device: Device, unix_s: float) -> None:
-    device.fail_power(unix_s)
-    device.start(2)
-    device.unix_s = 1.9e9  # the network's time
-    device.start(2)
+def test_after_power_failures_too(device: Device) -> None:
+    for _ in range(4):
+        device.boot()
+        device.start(up_s=TRIAL_S - 1)
     assert (device.slot, device.is_on_trial) == ("a", False)
 
 
-def test_a_version_that_stays_up_for_a_day_is_no_longer_on_trial(device: Device) -> None:
+def test_a_version_that_has_stayed_up_once_stays_however_often_it_boots(device: Device) -> None:
+    device.start(2)
+    device.boot()
+    device.start(up_s=TRIAL_S + 5)
+    assert not device.is_on_trial
+    for _ in range(5):
+        device.boot()
+        device.start()
+    assert device.slot == "b"
+
+
+def test_the_time_until_it_is_ready_does_not_count(device: Device) -> None:
+    device.start(up_s=4 * TRIAL_S, ready_after_s=3.5 * TRIAL_S)
+    assert device.is_on_trial
+    device.start(up_s=5 * TRIAL_S, ready_after_s=3.5 * TRIAL_S)
+    assert not device.is_on_trial
+
+
+def test_what_was_asked_for_an_earlier_start_says_nothing_of_this_one(device: Device) -> None:
+    device.start(up_s=TRIAL_S - 2)
+    ((_, start),) = device.later
+    device.start(up_s=1.0)
+    device.state, device.ready_s = "active", 0.0
+    device_installer.end_trial(start)
+    assert device.is_on_trial
+
+
+def test_a_torn_file_ends_the_trial(device: Device) -> None:
+    device._trial.write_text('{"from": "a"')
     device.start()
-    device.unix_s = 0.0
-    device.start(pause_s=DAY_S + 1)
-    assert (device.slot, device.is_on_trial) == ("b", False)
-
-
-def test_nor_is_one_that_is_started_days_later_by_another_boot(device: Device) -> None:
-    device.fail_power(1.8e9 + 3 * DAY_S)
-    device.start(5)
     assert (device.slot, device.is_on_trial) == ("b", False)

@@ -32,7 +32,6 @@ SCRIPT = HOME / "upwell-device"
 TRIAL = HOME / "trial.json"
 MADE = HOME / "made.json"
 MOST_STARTS = 3
-TRIAL_HOLDS_S = 86400.0
 ACCELERATOR_GROUPS = ("video", "render")
 
 
@@ -228,7 +227,7 @@ def upgrade(wheels: Path, trial_s: float) -> None:
         raise InstallFailed(f"{CURRENT} is missing; expected `install` first")
     former, slot = CURRENT.resolve(), other_slot()
     version = make_environment(slot, wheels)
-    write(TRIAL, json.dumps({"from": former.name, "to": slot.name, "starts": 0, "began_unix_s": time.time()}))
+    write(TRIAL, json.dumps({"from": former.name, "to": slot.name, "starts": 0, "trial_s": trial_s}))
     switch(slot)
     problem = stays_up(trial_s)
     if not problem and CURRENT.resolve() != slot:
@@ -247,35 +246,43 @@ def upgrade(wheels: Path, trial_s: float) -> None:
 
 
 def guard() -> None:
-    """Before each start of the agent: abandon a version on trial that keeps restarting.
+    """Before each start of the agent: abandon a version on trial that never stays up.
 
-    The upgrade watches by itself; this is for one that was cut short, for example by a power failure.
+    The upgrade watches by itself; this is for one that was cut short, for example by a power failure. Starts are
+    counted until one has stayed up for the time of the trial. No date is compared: without a battery, every boot may
+    begin in 1970.
     """
     trial = read_json(TRIAL)
-    began, starts, former = trial.get("began_unix_s"), trial.get("starts"), trial.get("from")
-    if not isinstance(began, (int, float)) or not isinstance(starts, int) or former not in ("a", "b"):
-        TRIAL.unlink(missing_ok=True)
-        return
-    # Without a battery the clock stands at an earlier time after a power failure, until it is set by the network.
-    boot, now_s, boot_began_s = boot_id(), time.monotonic(), trial.get("boot_began_s")
-    if trial.get("boot") != boot or not isinstance(boot_began_s, (int, float)):
-        boot_began_s = now_s - max(0.0, time.time() - began)
-    if now_s - boot_began_s > TRIAL_HOLDS_S:
+    trial_s, starts, former = trial.get("trial_s"), trial.get("starts"), trial.get("from")
+    if not isinstance(trial_s, (int, float)) or not isinstance(starts, int) or former not in ("a", "b"):
         TRIAL.unlink(missing_ok=True)
     elif starts >= MOST_STARTS:
         print(f"started {starts} times without success: going back to the previous version", file=sys.stderr)
         switch(HOME / former)
         TRIAL.unlink(missing_ok=True)
     else:
-        write(TRIAL, json.dumps({**trial, "boot": boot, "boot_began_s": boot_began_s, "starts": starts + 1}))
+        write(TRIAL, json.dumps({**trial, "starts": starts + 1}))
+        check_later(starts + 1, trial_s)
 
 
-def boot_id() -> str:
-    """The kernel's name of this boot; empty if it has none."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
+def check_later(start: int, wait_s: float) -> None:
+    """Have systemd call `end_trial` for that start after a time."""
+    with contextlib.suppress(OSError):  # without systemd-run only `upgrade` ends a trial
+        run("systemd-run", "--quiet", "--collect", f"--on-active={max(1, round(wait_s))}", SCRIPT, "guard",
+            "--started", start, check=False)  # fmt: skip
+
+
+def end_trial(start: int) -> None:
+    """End the trial if the agent has stayed up since its start of that number."""
+    trial = read_json(TRIAL)
+    trial_s, state = trial.get("trial_s"), show("ActiveState")
+    if trial.get("starts") != start or not isinstance(trial_s, (int, float)) or state not in ("active", "activating"):
+        return
+    up_s = time.monotonic() - float(show("ActiveEnterTimestampMonotonic") or "inf") / 1e6 if state == "active" else 0.0
+    if up_s >= trial_s:
+        TRIAL.unlink(missing_ok=True)
+    else:
+        check_later(start, trial_s - max(0.0, up_s))
 
 
 def remove(*, keep_state: bool) -> None:
@@ -321,7 +328,7 @@ def main(words: Sequence[str] | None = None) -> int:
     three = commands.add_parser("remove", help="remove everything")
     three.add_argument("--keep-state", action="store_true", help="keep the agent's state, its key and its user")
     commands.add_parser("status", help="show the running version")
-    commands.add_parser("guard", help=argparse.SUPPRESS)
+    commands.add_parser("guard", help=argparse.SUPPRESS).add_argument("--started", type=int)
     asked = parser.parse_args(words)
     if os.geteuid() != 0 and asked.command != "status":
         print("upwell-device: it changes the system: run it as root", file=sys.stderr)
@@ -333,8 +340,12 @@ def main(words: Sequence[str] | None = None) -> int:
             upgrade(asked.wheels, asked.trial)
         elif asked.command == "remove":
             remove(keep_state=asked.keep_state)
+        elif asked.command == "status":
+            status()
+        elif asked.started is None:
+            guard()
         else:
-            (guard if asked.command == "guard" else status)()
+            end_trial(asked.started)
     except InstallFailed as error:
         print(f"upwell-device: {error}", file=sys.stderr)
         return 1
