@@ -22,7 +22,7 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.opamp import STATISTICS
 from upwell.tools.cli import build_app
 from upwell.tools.fleet import rollouts_cli
-from upwell.tools.fleet.fleet_client import CallFailed, Unreachable
+from upwell.tools.fleet.fleet_client import CallFailed
 
 
 @pytest.fixture(scope="module")
@@ -185,12 +185,12 @@ def test_follow_waits_for_the_end_and_says_by_its_exit_code_that_it_was_halted(f
 
 
 def test_follow_bears_with_a_service_that_is_away_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    away = Unreachable("no connection")
+    away = CallFailed("no connection", is_away=True)
     said = iter([away, {"phase": "running", "devices": []}, away, away, {"phase": "finished", "devices": []}, away])
 
     def call(*_: object) -> object:
         one = next(said)
-        if isinstance(one, Unreachable):
+        if isinstance(one, CallFailed):
             raise one
         return one
 
@@ -198,7 +198,7 @@ def test_follow_bears_with_a_service_that_is_away_for_a_while(monkeypatch: pytes
     monkeypatch.setattr(rollouts_cli, "FOLLOW_S", 0.0)
     assert rollouts_cli._until_over(client, "r")["phase"] == "finished"
     monkeypatch.setattr(rollouts_cli, "AWAY_S", -1.0)
-    with pytest.raises(Unreachable):
+    with pytest.raises(CallFailed):
         rollouts_cli._until_over(client, "r")
 
 

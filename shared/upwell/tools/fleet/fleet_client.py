@@ -39,11 +39,11 @@ TokenFile: TypeAlias = Annotated[
 
 
 class CallFailed(UpwellError):
-    """The service could not be reached, or refused the call."""
+    """The service could not be reached, or refused the call. `is_away`: it may answer soon."""
 
-
-class Unreachable(CallFailed):
-    """The service could not be reached, or cannot answer for now."""
+    def __init__(self, text: str, *, is_away: bool = False) -> None:
+        super().__init__(text)
+        self.is_away = is_away
 
 
 class FleetClient:
@@ -64,7 +64,7 @@ class FleetClient:
         try:
             received = self._caller.call(method, where, headers=headers, body=data)
         except RemoteError as error:
-            raise Unreachable(f"{self._at}: {error}") from None
+            raise CallFailed(f"{self._at}: {error}", is_away=True) from None
         if received.status == HTTPStatus.NO_CONTENT:
             return None
         try:
@@ -74,8 +74,8 @@ class FleetClient:
         if received.status == HTTPStatus.OK:
             return found
         detail = found.get("detail", "") if isinstance(found, dict) else ""
-        kind = Unreachable if received.status == HTTPStatus.SERVICE_UNAVAILABLE else CallFailed
-        raise kind(str(detail) or f"HTTP {received.status}")
+        is_away = received.status == HTTPStatus.SERVICE_UNAVAILABLE
+        raise CallFailed(str(detail) or f"HTTP {received.status}", is_away=is_away)
 
     def devices(self, **query: Any) -> Iterator[Mapping[str, Any]]:
         """All devices, page by page."""

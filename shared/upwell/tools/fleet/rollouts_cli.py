@@ -19,7 +19,6 @@ from upwell.tools.fleet.fleet_client import (
     CallFailed,
     FleetClient,
     TokenFile,
-    Unreachable,
     ago,
     print_found,
     print_json,
@@ -94,8 +93,8 @@ def _until_over(client: FleetClient, rollout_id: str) -> Mapping[str, Any]:
         while True:
             try:
                 found: Mapping[str, Any] = client.call("GET", f"/rollouts/{segment(rollout_id)}")
-            except Unreachable:
-                if time.monotonic() - heard_s > AWAY_S:
+            except CallFailed as error:
+                if not error.is_away or time.monotonic() - heard_s > AWAY_S:
                     raise
                 time.sleep(FOLLOW_S)
                 continue
