@@ -53,10 +53,11 @@ def _limited(
     dataplane: Dataplane,
     limits: StreamLimits,
     interceptors: list[grpc.ServerInterceptor] | None = None,
+    most_unread_bytes: int = 1 << 30,
 ) -> Iterator[tuple[grpc.Channel, str, Streams]]:
     """A channel to a server that has nothing but streams, with these limits; its address, and the streams."""
     threads = CallThreads(4 + limits.threads, "test", at_work)
-    streams = Streams(dataplane, threads, UnreadAnswers(1 << 30), limits)
+    streams = Streams(dataplane, threads, UnreadAnswers(most_unread_bytes), limits)
     server = grpc.server(threads, interceptors=interceptors)
     streams.add_to(server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -19,6 +19,7 @@ from upwell.shared.oip.auth.caller import Permits
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
 from upwell.shared.oip.fake_dataplane import FakeDataplane
 from upwell.shared.oip.grpc.server.model_stream import StreamLimits
+from upwell.shared.oip.grpc.server.slow_clients import PATIENCE_S
 from upwell.shared.platform.call_threads import yield_permit
 
 
@@ -182,6 +183,35 @@ def test_a_client_that_does_not_read_holds_up_its_own_stream_alone(limited: Limi
             other.put(None)
         assert [slow.good() for _ in range(12)] == [f"r{number}" for number in range(12)]
         slow.put(None)
+
+
+def test_a_slow_reader_of_large_answers_is_waited_for_rather_than_cut_off(
+    limited: Limited, fake: FakeDataplane
+) -> None:
+    """Sixteen of its answers are twice as much as all clients together may leave unread."""
+    names = [f"r{number}" for number in range(40)]
+    with limited(fake, StreamLimits(quick_s=-1.0), most_unread_bytes=8 * LARGE) as (channel, address, _):
+        slow = Open(channel)
+        for name in names:
+            slow.put(message(name, elements=LARGE))
+        assert fake.arrived(3, TIMEOUT_S)
+        assert not fake.arrived(9, 2 * PATIENCE_S), "those that wait for longer than the patience would be cut off"
+        with grpc.insecure_channel(address) as second:
+            other = Open(second)
+            other.put(message("other", elements=LARGE))
+            assert other.good() == "other"
+            other.put(None)
+        assert [slow.good() for _ in names] == names
+        slow.put(None)
+
+
+def test_a_stream_is_cut_off_where_too_much_waits_for_all_together(limited: Limited, fake: FakeDataplane) -> None:
+    with limited(fake, StreamLimits(quick_s=-1.0), most_unread_bytes=LARGE) as (channel, *_):
+        slow = Open(channel)
+        for name in ("1", "2"):
+            slow.put(message(name, elements=2 * LARGE))
+        assert fake.arrived(1, TIMEOUT_S)
+        assert fake.calls[0].cancelled.wait(TIMEOUT_S)
 
 
 def test_every_thread_of_a_stream_knows_who_calls(limited: Limited, tmp_path: Path) -> None:

@@ -46,9 +46,9 @@ class StreamLimits:
     Each of the `streams` has one request answered at a time, while the next one is read. If answers take longer than
     `quick_s`, up to `ahead` are in progress, each in a thread of its own, of which all streams together have `helpers`
     beside the first of each. A request counts until the client has taken its answer, so a slow reader cannot pile up
-    answers. Times in seconds: `idle_s` without a request; `stall_s` for an answer that the client does not take;
-    `age_s` of a stream, since permissions are checked when it opens; after `spare_s` of silence it may be ended to make
-    room.
+    answers; of large ones fewer are in progress (`Stream`). Times in seconds: `idle_s` without a request; `stall_s` for
+    an answer that the client does not take; `age_s` of a stream, since permissions are checked when it opens; after
+    `spare_s` of silence it may be ended to make room.
     """
 
     streams: int = 64
@@ -85,6 +85,11 @@ class Stream:
     One request is awaited at a time, one answer is written at a time, and `_lock` guards the state. A thread that
     leaves hands over what is left: a waiting request is taken by an active thread, and an answer that waits for its
     turn is written when the one before it has been taken.
+
+    A request is read if its answer and the unread ones of the stream take no more than is left for all streams
+    together. So the answers of one stream that nobody reads take at most half of the memory, those of n streams the
+    (n + 1)th part each (Choudhury and Hahne 1998: dynamic queue length thresholds). Where nothing is in progress, a
+    request is read in any case.
     """
 
     def __init__(
@@ -103,7 +108,9 @@ class Stream:
         self._at_work = 0  # active threads
         self._waiting: deque[tuple[int, bytes]] = deque()  # requests that came while all threads were busy
         self._answers: dict[int, bytes | None] = {}  # not yet written, by number; None: no answer
-        self._unread_keys: dict[int, tuple[int, int]] = {}  # of answers that have not been taken, by number
+        self._unread_keys: dict[int, tuple[tuple[int, int], int]] = {}  # and sizes, of large answers not yet taken
+        self._unread_bytes = 0
+        self._answer_bytes = 0  # of the latest answer; 0 if that was small
         self._took_s = 0.0
         self._end: Status | None = None
         self._opened_s = self._quiet_s = self._writing_s = time.monotonic()
@@ -111,8 +118,7 @@ class Stream:
     def read_on(self) -> None:
         """Request the next message, if it may be read."""
         with self._lock:
-            has_room = not self._waiting and self._read - self._written < self._limits.ahead
-            if self._is_reading or self._end is not None or not has_room:
+            if self._is_reading or self._end is not None or not self._has_room():
                 return
             self._is_reading = True
         self._flow.ask()
@@ -197,6 +203,16 @@ class Stream:
         elif now_s - self._opened_s > limits.age_s:
             self.end(_over(f"the stream is {limits.age_s:g} s old"))
 
+    def _has_room(self) -> bool:
+        """Whether another request may be read. The lock is held."""
+        in_progress = self._read - self._written
+        if self._waiting or in_progress >= self._limits.ahead:
+            return False
+        if not in_progress or not (self._answer_bytes or self._unread_bytes):
+            return True
+        to_come = in_progress - len(self._unread_keys) + 1
+        return self._unread_bytes + to_come * self._answer_bytes <= self._unread.free_bytes
+
     def _may_begin(self) -> bool:
         """Whether a request that has come gets a thread now. The lock is held."""
         if self._at_work == 0:
@@ -267,8 +283,10 @@ class Stream:
             self._answers[number] = answer
             if answer is not None and not self._has_ended:
                 key = self._unread.add(self._context, answer, number)
+                self._answer_bytes = 0 if key is None else len(answer)
                 if key is not None:
-                    self._unread_keys[number] = key
+                    self._unread_keys[number] = key, len(answer)
+                    self._unread_bytes += len(answer)
             if self._is_writing:
                 return
             self._is_writing = True
@@ -301,8 +319,10 @@ class Stream:
 
     def _was_read(self, number: int) -> None:
         """The client has taken an answer, or never will. The lock is held."""
-        key = self._unread_keys.pop(number, None)
-        if key is not None:
+        found = self._unread_keys.pop(number, None)
+        if found is not None:
+            key, size_bytes = found
+            self._unread_bytes -= size_bytes
             self._unread.remove(key)
 
     def _is_done(self) -> bool:

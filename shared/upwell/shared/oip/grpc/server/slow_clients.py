@@ -66,11 +66,16 @@ class PendingCalls:
 class UnreadAnswers:
     """The answers of a server that gRPC keeps because their clients do not read them: `most_bytes` together.
 
-    Beyond it calls are cut off (CANCELLED), of the address with the most.
+    Beyond it calls are cut off (CANCELLED), of the address with the most. Streams stop reading before that.
     """
 
     def __init__(self, most_bytes: int) -> None:
         self._waiting = _guard(most_bytes)
+
+    @property
+    def free_bytes(self) -> int:
+        """The size of further answers that may wait; negative beyond the limit."""
+        return self._waiting.free
 
     def add(self, context: grpc.ServicerContext, answer: bytes, number: int = 0) -> tuple[int, int] | None:
         """Count an answer of a call, one of several by its `number`; returns its key, None if it is small."""
@@ -189,6 +194,11 @@ class SlowClientGuard(Generic[T]):
         self._total = 0
         self._lock = threading.Lock()
         self._thinning = threading.Lock()
+
+    @property
+    def free(self) -> int:
+        """What may be waited for in addition; negative while too much is."""
+        return self._most - self._total
 
     def add(self, key: Hashable, one: T, weight: int = 1) -> None:
         """Start waiting for `one`, with the given key; `weight` counts towards `most`."""
