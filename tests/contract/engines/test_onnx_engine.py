@@ -2,7 +2,9 @@
 
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -10,12 +12,16 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, save
 
-from tests.unit.models_for_tests import OPSET, identity, linear, linear_elsewhere, linear_weights, refer, tensor
+from tests.unit.models_for_tests import OPSET, endless, identity, linear, linear_elsewhere, linear_weights, refer, tensor
 from tests.unit.models_for_tests import save as save_model
 from upwell.cloud.engines.base import ModelSettings
+from upwell.cloud.engines.batch_checks_and_buckets import by_rows
 from upwell.cloud.engines.onnx_engine import OnnxEngine
 from upwell.shared.errors import InvalidRequest, ModelFailed
 from upwell.shared.tensors import TensorSpec
+
+
+LIMIT_S = 10.0
 
 
 def load(
@@ -259,3 +265,22 @@ def test_weights_outside_the_folder_are_refused_by_the_engine_alone_too(tmp_path
     (tmp_path / "w.bin").write_bytes(linear_weights(0, 8, 3)[0].tobytes())
     with pytest.raises(ModelFailed, match=r"external weights '\.\./w\.bin' are refused"):
         OnnxEngine.load("m", path, ModelSettings())
+
+
+@pytest.mark.parametrize("rows", ["rows", 3])
+def test_a_run_that_never_ends_can_be_stopped_and_harms_no_other(tmp_path: Path, rows: str | int) -> None:
+    engine: Any = by_rows(OnnxEngine.load("m", endless(tmp_path, rows), ModelSettings()), (3,))
+    never, ends = np.ones((3, 2), np.float32), np.zeros((3, 2), np.float32)
+    (run, stop), (other, stop_other) = engine.stoppable_run(), engine.stoppable_run()
+    stop_other()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run, {"x": never})
+        np.testing.assert_array_equal(engine.run({"x": ends})["y"], ends)
+        with pytest.raises(TimeoutError):
+            running.result(0.2)
+        stop()
+        with pytest.raises(ModelFailed, match="terminate"):
+            running.result(LIMIT_S)
+    with pytest.raises(ModelFailed, match="terminate"):
+        other({"x": never})
+    np.testing.assert_array_equal(engine.run({"x": ends})["y"], ends)

@@ -15,7 +15,7 @@ import pytest
 from upwell.cloud.batching import batcher
 from upwell.cloud.batching.batcher import Batcher
 from upwell.cloud.batching.priority_queue import QueuedRequest, Run, RunResult
-from upwell.cloud.engines.base import ModelSettings
+from upwell.cloud.engines.base import ModelSettings, StoppableRun
 from upwell.cloud.engines.fake import FakeEngine
 from upwell.shared.errors import CallerLeft, DeadlineExceeded, InvalidRequest, ModelFailed, Refused
 from upwell.shared.oip.dataplane import Call
@@ -613,3 +613,67 @@ def test_who_is_to_tell_its_batch_stays_though_its_deadline_passes_just_then(mon
         monkeypatch.setattr(it._device, "leave", lambda *_, can_leave=can_leave: can_leave)
         with pytest.raises(DeadlineExceeded) if can_leave else contextlib.nullcontext():
             it._await_wake_up(late, threading.Event())
+
+
+class Endless(FakeEngine):
+    """Its runs of zeros go on until they are stopped; `stops` has an event for each run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stops: list[threading.Event] = []
+
+    def stoppable_run(self) -> StoppableRun:
+        stopped = threading.Event()
+        self.stops.append(stopped)
+
+        def run(batch: Batch) -> dict[str, Array]:
+            if firsts(batch)[0]:
+                return self.run(batch)
+            self.started.release()
+            assert stopped.wait(LIMIT_S)
+            raise ModelFailed("stopped")
+
+        return run, stopped.set
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_run_that_nobody_waits_for_is_stopped_after_a_while_and_its_caller_is_told_why(
+    pool: ThreadPoolExecutor, leaves: bool
+) -> None:
+    now_s, engine = [100.0], Endless()
+    batcher = Batcher(engine, clock=lambda: now_s[0])
+    call = Call() if leaves else Call(deadline_s=101.0)
+    future = pool.submit(batcher.run, x(0), call)
+    assert engine.started.acquire(timeout=LIMIT_S)
+    if leaves:
+        call.cancelled.set()
+    now_s[0] += 9.9 if leaves else 10.9
+    batcher.stop_abandoned()
+    assert not engine.stops[0].is_set()
+    now_s[0] += 0.2
+    batcher.stop_abandoned()
+    with pytest.raises(CallerLeft if leaves else DeadlineExceeded):
+        future.result(LIMIT_S)
+    assert batcher.run(x(1), Call()).outputs["y"].tolist() == [[2, 2]]
+
+
+def test_a_run_goes_on_while_one_of_its_callers_waits(pool: ThreadPoolExecutor) -> None:
+    now_s, engine = [100.0], Endless()
+    batcher = Batcher(engine, ModelSettings(max_batch=4), clock=lambda: now_s[0])
+    engine.hold()
+    first = pool.submit(batcher.run, x(1), Call())
+    assert engine.started.acquire(timeout=LIMIT_S)
+    gone, there = Call(), Call()
+    futures = [pool.submit(batcher.run, x(0), call) for call in (gone, there)]
+    until(lambda: batcher.waiting == 2)
+    engine.let_go()
+    first.result(LIMIT_S)
+    assert engine.started.acquire(timeout=LIMIT_S)
+    now_s[0] += 20.0
+    for call in (gone, there):
+        assert not engine.stops[1].is_set()
+        call.cancelled.set()
+        batcher.stop_abandoned()
+    for future in futures:
+        with pytest.raises(CallerLeft):
+            future.result(LIMIT_S)

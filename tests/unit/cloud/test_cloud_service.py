@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.unit.models_for_tests import linear, two_in_two_out
+from tests.unit.models_for_tests import endless, linear, two_in_two_out
+from upwell.cloud.batching import priority_queue
 from upwell.cloud.batching.batcher import Batcher
 from upwell.cloud.batching.priority_queue import DEFAULT_PRIORITY, priority_of
 from upwell.cloud.config import CloudConfig
@@ -345,3 +346,17 @@ def test_a_priority_of_nothing_is_the_default_one_and_none_that_is_no_level_is_t
     for wrong in (-1, 1.5, True, "high"):
         with pytest.raises(InvalidRequest, match="a whole number from 0"):
             priority_of({"priority": wrong})
+
+
+def test_a_model_that_never_answers_is_stopped_when_its_callers_have_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(priority_queue, "ABANDONED_S", 0.1)
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    endless(tmp_path / "m" / "1").rename(tmp_path / "m" / "1" / "model.onnx")
+    cloud = service(tmp_path)
+    with pytest.raises(DeadlineExceeded):
+        cloud.infer(InferRequest("m", {"x": np.ones((1, 2), np.float32)}), Call(deadline_s=time.monotonic() + 0.1))
+    zeros = np.zeros((1, 2), np.float32)
+    np.testing.assert_array_equal(cloud.infer(InferRequest("m", {"x": zeros}), Call()).outputs["y"], zeros)
+    assert cloud.drain(LIMIT_S)

@@ -7,13 +7,16 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from itertools import pairwise
+from weakref import WeakSet
 
 import numpy as np
 
 from upwell.cloud.batching.batch_choice import RunSizes
 from upwell.cloud.batching.device_scheduler import Device
 from upwell.cloud.batching.priority_queue import (
+    ABANDONED_S,
     DEFAULT_PRIORITY,
     Batch,
     ModelQueue,
@@ -23,11 +26,12 @@ from upwell.cloud.batching.priority_queue import (
     raise_if,
     wake,
 )
-from upwell.cloud.engines.base import Engine, ModelSettings
+from upwell.cloud.engines.base import Engine, ModelSettings, StoppableRun
 from upwell.cloud.engines.batch_checks_and_buckets import works_by_rows
 from upwell.shared.errors import DeadlineExceeded, InvalidRequest, ModelFailed, UpwellError
 from upwell.shared.oip.auth.caller import client_key
 from upwell.shared.oip.dataplane import Call
+from upwell.shared.platform.background_thread import BackgroundThread
 from upwell.shared.platform.call_threads import CallThreads, yield_permit
 from upwell.shared.tensors import Array
 
@@ -93,11 +97,35 @@ def _run_on(batch: Batch[ModelQueue]) -> None:
         begin(others)
 
 
+_watched: WeakSet[Batcher] = WeakSet()
+_watching = threading.Lock()
+
+
+@cache
+def _start_watch() -> None:
+    """Start the thread that stops the runs of `_watched` for which nobody waits any more."""
+    BackgroundThread("abandoned-runs", _watch).start()
+
+
+def _watch() -> None:
+    while True:
+        time.sleep(_WATCH_EVERY_S)
+        _stop_abandoned()
+
+
+def _stop_abandoned() -> None:
+    with _watching:
+        batchers = list(_watched)
+    for batcher in batchers:
+        batcher.stop_abandoned()
+
+
 _LONG_RUN_S = 0.0004
 """Minimum duration of a run for yielding to the next call; for a shorter run the thread switch costs more than it
 gains."""
 
 _LOOK_S = 0.002
+_WATCH_EVERY_S = 1.0
 
 _ALONE = ModelSettings()
 
@@ -144,6 +172,12 @@ class Batcher:
         prepare()
         self._on_run = on_run
         self._clock = clock
+        self._stoppable_run: Callable[[], StoppableRun] | None = getattr(engine, "stoppable_run", None)
+        self._stops: dict[int, Callable[[], None]] = {}  # of the runs in progress, by thread
+        if self._stoppable_run is not None:
+            with _watching:
+                _watched.add(self)
+            _start_watch()
 
     @property
     def waiting(self) -> int:
@@ -158,6 +192,16 @@ class Batcher:
                 return False
             time.sleep(_LOOK_S)
         return True
+
+    def stop_abandoned(self) -> None:
+        """Stop the runs that nobody waits for any more, where the engine can."""
+        for batch in self._device.abandoned(self._queue, self._clock()):
+            stop = self._stops.get(batch.thread)
+            # If the batch has not ended by now, this belongs to its run, or to one that has ended.
+            if stop is not None and self._device.is_running(batch):
+                log.warning("a run is stopped: nobody has waited for it for %.0f s", ABANDONED_S)
+                batch.is_stopped = True
+                stop()
 
     def check(self, call: Call, priority: int = DEFAULT_PRIORITY) -> None:
         """Raise what `run` would raise now, before any work is spent on the inputs of `call`."""
@@ -217,6 +261,7 @@ class Batcher:
 
     def _runner(self, batch: Batch[ModelQueue]) -> Sequence[Batch[ModelQueue]]:
         """Run the batch, and return the next batch for its slot. Its callers notify each other."""
+        batch.thread = threading.get_ident()
         try:
             batch.runs = self._run_batch(batch)
         except (
@@ -245,27 +290,28 @@ class Batcher:
         entries = batch.entries
         if len(entries) == 1:
             batch.begins()
-            return self._run_one(entries[0])
+            return self._run_one(batch, entries[0])
         started_s = self._clock()
         try:
             outputs = self._run_rows([queued.inputs for queued in entries], batch.rows, batch.begins)
         except Exception as error:  # noqa: BLE001 (one member's bad row must not be the others' error)
-            log.warning("a batch of %d requests failed; running each alone: %s", len(entries), error)
+            if not batch.is_stopped:
+                log.warning("a batch of %d requests failed; running each alone: %s", len(entries), error)
         else:
             return [Run(entries, outputs, started_s, self._clock())]
         runs = []
         for queued in entries:
             queued.error = self._hopeless(queued, queued.rows)
             if queued.error is None:
-                runs += self._run_one(queued)
+                runs += self._run_one(batch, queued)
         return runs
 
-    def _run_one(self, queued: QueuedRequest) -> list[Run]:
+    def _run_one(self, batch: Batch[ModelQueue], queued: QueuedRequest) -> list[Run]:
         started_s = self._clock()
         try:
             outputs = self._run_alone(queued)
         except Exception as error:  # noqa: BLE001 (it is raised in the thread of the caller it belongs to)
-            queued.error = error
+            queued.error = (self._hopeless(queued, queued.rows) if batch.is_stopped else None) or error
             return []
         ended_s = self._clock()
         if queued.is_paused:
@@ -325,7 +371,18 @@ class Batcher:
         started_s = self._clock()
         if not 0.0 < self._device.needed_s(self._queue, rows, started_s) <= _LONG_RUN_S:
             yield_permit()
-        outputs = self._engine.run(batch)
+        outputs = self._run_engine(batch)
         ended_s = self._clock()
         self._device.observe(self._queue, rows, ended_s - started_s, ended_s)
         return outputs
+
+    def _run_engine(self, batch: Mapping[str, Array]) -> dict[str, Array]:
+        if self._stoppable_run is None:
+            return self._engine.run(batch)
+        run, stop = self._stoppable_run()
+        thread = threading.get_ident()
+        self._stops[thread] = stop
+        try:
+            return run(batch)
+        finally:
+            del self._stops[thread]

@@ -105,6 +105,16 @@ class Device:
             self._wait(batch.queue, queued)
             return self._next_after(batch, now_s)
 
+    def abandoned(self, queue: ModelQueue, now_s: float) -> list[Batch[ModelQueue]]:
+        """The running batches of a model that nobody waits for any more."""
+        with self._lock:
+            return [batch for batch in self._running if batch.queue is queue and batch.is_abandoned(now_s)]
+
+    def is_running(self, batch: Batch[ModelQueue]) -> bool:
+        """Whether the batch has not ended."""
+        with self._lock:
+            return batch in self._running
+
     def hopeless(self, queue: ModelQueue, queued: QueuedRequest, rows: int, now_s: float) -> UpwellError | None:
         """Why running `rows` rows of the entry now would be useless; None if it would not."""
         with self._lock:

@@ -144,6 +144,17 @@ class Batch(Generic[Queue]):
     """The previous batch of its slot, if that is still to be notified."""
     dropped: Sequence[QueuedRequest] = ()
     """Entries dropped when it was chosen, if they are still to be woken."""
+    thread: int = 0
+    """The identifier of the thread that runs it."""
+    is_stopped: bool = False
+    """Whether its run was stopped, since nobody waited for it any more."""
+
+    def is_abandoned(self, now_s: float) -> bool:
+        """Whether it has run for `ABANDONED_S`, and each caller has left, or its deadline passed as long ago."""
+        long_ago_s = now_s - ABANDONED_S
+        return self.started_s < long_ago_s and all(
+            queued.call.cancelled.is_set() or queued.deadline_s < long_ago_s for queued in self.entries
+        )
 
     def begins(self) -> None:
         """Its rows are merged: release other callers, who would have contended with that."""
@@ -160,6 +171,9 @@ class Batch(Generic[Queue]):
 
 
 PATIENCE_S = 10.0
+ABANDONED_S = 10.0
+"""How long a run goes on that nobody waits for: it tells how long such runs take, and may be a model's first, slow one.
+"""
 
 
 _URGENCY = attrgetter("rank", "due_s")

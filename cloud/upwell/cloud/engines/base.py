@@ -6,7 +6,7 @@ Engines are entry points of the group `upwell.engines`, imported only when a mod
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -39,12 +39,18 @@ class ModelSettings:
     trusted: frozenset[str] = frozenset()
 
 
+StoppableRun: TypeAlias = tuple[Callable[[Mapping[str, Array]], dict[str, Array]], Callable[[], None]]
+"""`Engine.run` for a single run, and a function that stops it from another thread: the run then raises `ModelFailed`
+soon. Before and after the run, that function has no effect on any other.
+"""
+
+
 class Engine(Protocol):
     """A loaded model that runs batches on a device.
 
     `run` may be called from several threads at once (the batcher limits it to the model's `instances`), so an engine
     keeps no state of a run. `warm_up` comes before the first `run`, `close` after the last; neither overlaps with
-    another call.
+    another call. An engine that can stop its runs also has the method `stoppable_run() -> StoppableRun`.
     """
 
     version: str

@@ -117,6 +117,7 @@ class _FixedRows:
         self.buckets: tuple[int, ...] = (engine.inputs[0].shape[0],)
         self.inputs = tuple(map(_varying, engine.inputs))
         self.outputs = tuple(map(_varying, engine.outputs))
+        self.stoppable_run = getattr(engine, "stoppable_run", None)
 
     def run(self, batch: Mapping[str, Array]) -> dict[str, Array]:
         """As the engine's."""

@@ -14,11 +14,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from upwell.cloud.engines.base import ModelSettings
+from upwell.cloud.engines.base import ModelSettings, StoppableRun
 from upwell.cloud.engines.batch_checks_and_buckets import check_batch, zero_batch
 from upwell.cloud.engines.error_text import onnxruntime_reason
 from upwell.cloud.engines.onnxruntime_import import InvalidArgument, onnxruntime, openvino_devices
@@ -333,7 +334,16 @@ class OnnxEngine:
             raise ModelFailed(f"{path.name} has no outputs")
         return engine
 
-    def run(self, batch: Mapping[str, Array]) -> dict[str, Array]:
+    def stoppable_run(self) -> StoppableRun:
+        """ONNX Runtime checks the flag before each node, in loops too. See `StoppableRun`."""
+        options = onnxruntime.RunOptions()
+
+        def stop() -> None:
+            options.terminate = True
+
+        return partial(self.run, options=options), stop
+
+    def run(self, batch: Mapping[str, Array], options: Any = None) -> dict[str, Array]:
         """Run the session. See `Engine.run`."""
         check_batch(batch, self.inputs)
         session = self._session
@@ -341,7 +351,7 @@ class OnnxEngine:
             raise ModelFailed("the model is closed")
         feed = {**batch, **{name: text_of(name, batch[name]) for name in self._texts_in}} if self._texts_in else batch
         try:
-            results = session.run(self._output_names, feed)
+            results = session.run(self._output_names, feed, options)
         except InvalidArgument as error:  # shared dimensions of two inputs, which their specs cannot express
             raise InvalidRequest(f"the model rejected the inputs: {onnxruntime_reason(error)}") from error
         except Exception as error:  # ONNX Runtime's exceptions have no common base
