@@ -19,6 +19,7 @@ from tests.faults.proxy import Proxy
 from tests.integration.cloud.processes import LIMIT_S, children, connections, is_running, until, zombies
 from tests.integration.cloud.serving import Service, serving
 from tests.unit.models_for_tests import linear, slow
+from upwell.cloud.workers.worker_deaths import Restarts
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.grpc.client.client import OipClient, RemoteError, RemoteErrorKind
 
@@ -146,7 +147,7 @@ def test_one_connection_through_a_proxy_comes_by_four_workers_within_a_minute(tm
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_again_and_again_ends_the_service(tmp_path: Path) -> None:
+def test_workers_that_die_again_and_again_end_the_service_only_once_none_is_left(tmp_path: Path) -> None:
     folder = tmp_path / "models/linear/1"
     folder.mkdir(parents=True)
     linear(folder).rename(folder / "model.onnx")
@@ -156,8 +157,11 @@ def test_a_worker_that_dies_again_and_again_ends_the_service(tmp_path: Path) -> 
         pids = children(service.process.pid)
         port = int(service.address.rpartition(":")[2])
         client.infer(QUICK, LIMIT_S)
-        idle = min(pids, key=lambda pid: connections(pid, port))
+        idle, other = sorted(pids, key=lambda pid: connections(pid, port))
         os.kill(idle, signal.SIGKILL)
+        until(lambda: sum(" died: " in line for line in service.lines) == Restarts.LIMIT, limit_s=100.0)
+        client.infer(QUICK, LIMIT_S)
+        os.kill(other, signal.SIGKILL)
         until(lambda: any("times in a row" in line for line in service.lines), limit_s=100.0)
         client.close()
         assert service.exit_code() == 1

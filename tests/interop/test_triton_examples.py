@@ -1,7 +1,7 @@
 """NVIDIA's own client examples, unchanged, against the real service.
 
 They are not part of this repository. With `TRITON_EXAMPLES` naming the folder `src/python/examples` of
-triton-inference-server/client, those that can apply are run; docs/serving.md says why others cannot.
+triton-inference-server/client, those that can apply are run.
 """
 
 import os

@@ -135,6 +135,25 @@ def slow(directory: Path, *, size: int = 512, layers: int = 20) -> Path:
     return save(path, nodes, [tensor("x", ["rows", size])], [tensor("y", ["rows", size])], {"matrix": matrix})
 
 
+def fatal(directory: Path) -> Path:
+    """`y = x`, FP32 [1, 2]; on x86 a run with a number from -2 down to above -3 ends the process (see
+    `write_crashing`)."""
+    nodes = [
+        helper.make_node("Cast", ["x"], ["whole"], to=TensorProto.INT32),
+        helper.make_node("Add", ["whole", "one"], ["divisor"]),
+        helper.make_node("Div", ["least", "divisor"], ["quotient"]),
+        helper.make_node("Cast", ["quotient"], ["number"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["number", "zero"], ["nothing"]),
+        helper.make_node("Add", ["x", "nothing"], ["y"]),
+    ]
+    constants: dict[str, Array] = {
+        "one": np.ones((1, 2), np.int32),
+        "least": np.full((1, 2), -(2**31), np.int32),
+        "zero": np.zeros((1, 2), np.float32),
+    }
+    return save(directory / "fatal.onnx", nodes, [tensor("x", [1, 2])], [tensor("y", [1, 2])], constants)
+
+
 def endless(directory: Path, rows: Size = "rows") -> Path:
     """`y = x`, FP32 [rows, 2], for numbers up to zero; a run with any other number never ends."""
     steps = [helper.make_node("Identity", ["go"], ["goes_on"]), helper.make_node("Identity", ["value"], ["next"])]

@@ -23,7 +23,7 @@ from tritonclient.utils import InferenceServerException
 from tests.faults.live_fleet import write_crashing
 from tests.integration.cloud.processes import children, connections, is_running, until, zombies
 from tests.integration.cloud.serving import Service, serve_and_fail, serving
-from tests.unit.models_for_tests import linear
+from tests.unit.models_for_tests import fatal, linear
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.grpc.client.client import OipClient, RemoteError, RemoteErrorKind
 
@@ -236,6 +236,49 @@ def asked_version(address: str) -> str:
         return client.infer(ONE, LIMIT_S).version
     finally:
         client.close()
+
+
+@pytest.mark.slow
+def test_a_model_whose_runs_end_workers_is_named_and_left_out_and_the_others_answer(
+    tmp_path: Path, models: Path
+) -> None:
+    (models / "bad/1").mkdir(parents=True)
+    fatal(models).rename(models / "bad/1/model.onnx")
+    with serving("-c", config(tmp_path, models, ", metrics: '127.0.0.1:0'")) as service:
+        until(lambda: all("while it was loaded or ran" in killed(service.address) for _ in range(8)))
+        deaths = sum("it was running model bad version 1, which is left out after 3" in one for one in service.lines)
+        assert 3 <= deaths <= 4, "the second worker may have loaded it before the third death"
+        assert sum("died" in one for one in service.lines) == deaths
+        assert {asked(service.address) for _ in range(8)} == {""}
+        page = next(one.split()[-1] for one in service.lines if one.startswith("metrics on"))
+        with urllib.request.urlopen(page, timeout=LIMIT_S) as answer:
+            assert f'upwell_cloud_worker_deaths_total{{model="bad",version="1"}} {deaths}.0' in answer.read().decode()
+        service.terminate()
+        assert service.exit_code() == 0
+
+
+def killed(address: str) -> str:
+    """What the caller of a run that ends the worker is told."""
+    client = OipClient(address)
+    with pytest.raises(RemoteError) as caught:
+        client.infer(InferRequest("bad", {"x": np.full((1, 2), -2, np.float32)}), LIMIT_S)
+    client.close()
+    return str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_model_whose_load_ends_processes_at_the_start_is_left_out_and_the_others_are_served(
+    tmp_path: Path, models: Path
+) -> None:
+    (models / "bad/1").mkdir(parents=True)
+    write_crashing(models / "bad/1/model.onnx")
+    with serving("-c", config(tmp_path, models)) as service:
+        assert any("it was loading model bad version 1" in line for line in service.lines)
+        assert {asked(service.address) for _ in range(8)} == {""}
+        assert {asked(service.address, "bad") for _ in range(8)} == {RemoteErrorKind.UNAVAILABLE.value}
+    code, text = serve_and_fail("--models", models, "--listen", "127.0.0.1:0")
+    assert code == -signal.SIGFPE
+    assert "in model bad version 1" in text
 
 
 @pytest.mark.slow

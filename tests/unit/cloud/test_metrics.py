@@ -31,7 +31,7 @@ from upwell.cloud.observe.metrics import (
 )
 from upwell.shared.oip.model_statistics import MAX_SIZES, StatisticsCounter
 
-UNITS = {"answers", "seconds", "bytes", "rows", "requests", "ready", "workers", "traces", "restarts"}
+UNITS = {"answers", "seconds", "bytes", "rows", "requests", "ready", "workers", "traces", "restarts", "deaths"}
 
 
 def tally() -> RequestCounters:

@@ -28,6 +28,7 @@ from upwell.cloud.batching.priority_queue import (
 )
 from upwell.cloud.engines.base import Engine, ModelSettings, StoppableRun
 from upwell.cloud.engines.batch_checks_and_buckets import works_by_rows
+from upwell.cloud.engines.named_calls import calls_of
 from upwell.shared.errors import DeadlineExceeded, InvalidRequest, ModelFailed, UpwellError
 from upwell.shared.oip.auth.caller import client_key
 from upwell.shared.oip.dataplane import Call
@@ -135,7 +136,8 @@ log = logging.getLogger("upwell.cloud")
 class Batcher:
     """Runs the requests of one model, with at most `instances` concurrent runs and `max_queue` waiting requests.
 
-    It uses these two of `settings`, `max_batch` and `buckets`. `on_run` is called after each successful run.
+    It uses these two of `settings`, `max_batch` and `buckets`. `on_run` is called after each successful run; `name` is
+    the model's, and its version.
 
     A request that finds a free slot on the device runs at once in its caller's thread, alone, since nothing is waiting.
     Otherwise it waits. When a run ends, the device chooses the next batch from the queues; it runs in a thread of the
@@ -155,11 +157,14 @@ class Batcher:
         engine: Engine,
         settings: ModelSettings = _ALONE,
         *,
+        name: tuple[str, str] = ("-", "-"),
         device: Device | None = None,
         on_run: Callable[[Run], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
+        self._name = name
+        self._call = calls_of(*name)
         self._names = [spec.name for spec in engine.inputs]
         self._row_wise = works_by_rows(engine)
         buckets = settings.buckets
@@ -199,7 +204,8 @@ class Batcher:
             stop = self._stops.get(batch.thread)
             # If the batch has not ended by now, this belongs to its run, or to one that has ended.
             if stop is not None and self._device.is_running(batch):
-                log.warning("a run is stopped: nobody has waited for it for %.0f s", ABANDONED_S)
+                text = "model %s version %s: a run is stopped for which nobody has waited for %.0f s"
+                log.warning(text, *self._name, ABANDONED_S)
                 batch.is_stopped = True
                 stop()
 
@@ -378,11 +384,11 @@ class Batcher:
 
     def _run_engine(self, batch: Mapping[str, Array]) -> dict[str, Array]:
         if self._stoppable_run is None:
-            return self._engine.run(batch)
+            return self._call(self._engine.run, batch)
         run, stop = self._stoppable_run()
         thread = threading.get_ident()
         self._stops[thread] = stop
         try:
-            return run(batch)
+            return self._call(run, batch)
         finally:
             del self._stops[thread]

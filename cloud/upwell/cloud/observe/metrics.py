@@ -83,6 +83,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "upwell_cloud_cpu_seconds": Family("counter", "CPU time of the serving processes."),
         "upwell_cloud_resident_memory_bytes": Family("gauge", "Resident memory of the serving processes."),
         "upwell_cloud_workers": Family("gauge", "Serving processes."),
+        "upwell_cloud_worker_deaths": Family("counter", "Workers that died, by the model to blame, if known.", _MODEL),
         "upwell_cloud_traces": Family("counter", "Requests recorded for traces, by outcome.", ("became",)),
     }
 )
@@ -337,12 +338,18 @@ class WorkerMetrics:
         self._lock = threading.Lock()
         self._former: Snapshot = {}
         self._latest: dict[int, Snapshot] = {}
+        self.died("", "", 0.0)  # so that the metric exists from the first scrape on
 
     def update(self, worker: int, tables: Mapping[str, Any]) -> None:
         """Replace the previous report of a worker."""
         snapshot = from_wire(tables)
         with self._lock:
             self._latest[worker] = snapshot
+
+    def died(self, model: str, version: str, count: float = 1.0) -> None:
+        """Count a worker that died while it loaded or ran that version of a model; "" if that is not known."""
+        with self._lock:
+            self._former = merged([self._former, {"upwell_cloud_worker_deaths": {(model, version): [count]}}])
 
     def ended(self, worker: int) -> None:
         """Keep the counters of a worker that has ended, and drop its gauges."""

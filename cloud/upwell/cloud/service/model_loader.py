@@ -17,6 +17,7 @@ from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.base import Engine, EngineType, ModelSettings, engine_type
 from upwell.cloud.engines.batch_checks_and_buckets import by_rows, works_by_rows
 from upwell.cloud.engines.error_text import printable, tellable
+from upwell.cloud.engines.named_calls import calls_of
 from upwell.cloud.repository.model_folders import Files, ModelFolder, Versions, scan, select
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Problem
 from upwell.shared.oip.grpc.server.triton_extensions import AS_CONFIGURED, LoadSettings
@@ -28,7 +29,7 @@ log = logging.getLogger("upwell.cloud")
 OnRun: TypeAlias = Callable[[str, str, Run], None]
 """Called with the model's name, its version, and the run."""
 
-FATAL = "the process ended while it was loaded, more than once; the service's log says how"
+FATAL = "the process ended while it was loaded or ran, more than once; the service's log says how"
 
 _LONG_S = 1.0
 """Warm-ups that take longer are logged: engines that compile may take a minute for each size."""
@@ -139,7 +140,7 @@ def loader(
 
     def load(folder: ModelFolder, asked: LoadSettings) -> LoadAttempt:
         with trying(folder):
-            return attempt(folder, config, on_run, asked)
+            return calls_of(*folder.key)(attempt, folder, config, on_run, asked)
 
     return load
 
@@ -208,6 +209,7 @@ def _load(folder: ModelFolder, settings: ModelSettings, kind: EngineType, on_run
     batcher = Batcher(
         engine,
         replace(settings, buckets=buckets),
+        name=folder.key,
         device=device_for(settings.device),
         on_run=partial(on_run, name, version) if on_run is not None else None,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import logging
 import os
@@ -68,6 +69,7 @@ _EXPERIMENTS = "GRPC_EXPERIMENTS", "-event_engine_listener"
 """gRPC's threads that wait for its events then read the sockets themselves, rather than be woken by another one: a
 quarter of a small request's time. gRPC reads it when the first server is made; what the environment has goes before."""
 _CLOSING_S = 1.0
+_STDERR = 2
 
 BROKEN_OFF = "error: some requests took longer than the drain time and were cut off"
 
@@ -110,6 +112,7 @@ def run(config: CloudConfig) -> None:
 
 
 def _run_alone(config: CloudConfig, console: Console) -> None:
+    faulthandler.enable(_STDERR)  # a crash then names the model (`named_calls`)
     if config.serve.fast_path == "auto":
         switch_on()
     process = ServingProcess(config, console)

@@ -12,18 +12,19 @@ import socket
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 from rich.console import Console
 
 from upwell.cloud.config import CloudConfig
+from upwell.cloud.engines.named_calls import model_in
 from upwell.cloud.observe.metrics import WorkerMetrics, serve_metrics
 from upwell.cloud.workers.calls_to_all_workers import Changes, GatheredStatistics
 from upwell.cloud.workers.startup_banner import Listening, ModelLine, announce
+from upwell.cloud.workers.worker_deaths import FatalVersions, Restarts, Silence
 from upwell.cloud.workers.worker_messages import (
     HEARTBEAT_S,
     Alive,
@@ -52,65 +53,12 @@ _MOST_UNSENT_BYTES = 64 << 20
 
 _ENDING_S = 5.0
 _START_AGAIN_S = 5.0
-_FATAL = 2
+_MOST_CRASH_BYTES = 1 << 20
 
 _DRAIN_MARGIN_S = 10.0
 """Added to the drain time, for what closes after it."""
 
 log = logging.getLogger("upwell.cloud")
-
-
-@dataclass(frozen=True, slots=True)
-class Restarts:
-    """The consecutive deaths of one worker. An immutable value; time is an argument.
-
-    After the k-th death in a row the supervisor waits `FIRST_WAIT_S` · 2^(k-1), at most `LONGEST_WAIT_S`, so that a
-    worker that fails at once does not take the machine from the others. A worker that served for `WELL_S` before it
-    died starts a new count. After `LIMIT` deaths it is hopeless.
-    """
-
-    FIRST_WAIT_S: ClassVar[float] = 0.5
-    LONGEST_WAIT_S: ClassVar[float] = 30.0
-    WELL_S: ClassVar[float] = 60.0
-    LIMIT: ClassVar[int] = 6
-
-    deaths: int = 0
-
-    def died(self, served_s: float) -> Restarts:
-        """The state after one more death, of a worker that had served for `served_s`."""
-        return Restarts(1 if served_s >= self.WELL_S else self.deaths + 1)
-
-    @property
-    def wait_s(self) -> float:
-        """Seconds to wait before the next start."""
-        return min(self.LONGEST_WAIT_S, self.FIRST_WAIT_S * 2.0 ** max(0, self.deaths - 1))
-
-    @property
-    def is_hopeless(self) -> bool:
-        """Whether to give up."""
-        return self.deaths >= self.LIMIT
-
-
-@dataclass(slots=True)
-class Silence:
-    """How long nothing has come from a worker, which sends something every `HEARTBEAT_S`: the checks since then.
-
-    Checks are counted rather than seconds, so that a worker is not blamed for a time in which the supervisor did not
-    run either. After `LIMIT` of them it hangs: it is stopped, or native code keeps the interpreter's lock. Runs of
-    models release that; a load need not (imports and compilers, for minutes), so a worker that loads has more time.
-    """
-
-    LIMIT: ClassVar[int] = 30
-    LOADING_LIMIT: ClassVar[int] = 3600
-
-    checks: int = 0
-    loading: tuple[str, str] | None = None
-    """The model and version that it loads now."""
-
-    def check(self) -> bool:
-        """Count one more check; returns whether the worker was found to hang by this one."""
-        self.checks += 1
-        return self.checks == (self.LOADING_LIMIT if self.loading else self.LIMIT)
 
 
 class Phase(Enum):
@@ -131,23 +79,28 @@ class WorkerHandle:
         self.serving_since_s = 0.0
         self.failure = ""
         """What it said of why it cannot serve, or why it was killed."""
+        self.crashed_in: tuple[str, str] | None = None
+        """The model and version that it was calling when it crashed, once it has ended."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         self.channel = Channel(ours)
         self._unsent = bytearray()
+        self._crash = -1  # a file in memory for the traceback of a crash
         # The same interpreter and the same modules: a plain `-c` would put the current folder first on the path.
         program = f"import sys; sys.path[:] = {sys.path!r}; from upwell.cloud.workers.worker_child import main; main()"
         # The supervisor tells a worker over the socket when to end. Signals of a terminal or a service manager reach
         # the worker too, and one that came a moment later would kill it with requests in progress; so they are blocked.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())
         try:
+            self._crash = os.memfd_create("crash")
+            passed = (theirs.fileno(), self._crash)
             self._process = subprocess.Popen(  # noqa: S603 (our own interpreter and code)
-                [sys.executable, "-c", program, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
+                [sys.executable, "-c", program, *map(str, passed)], pass_fds=passed, stdin=subprocess.DEVNULL
             )
-        except BaseException:  # whatever keeps it from starting, the socket is closed
+        except BaseException:  # whatever keeps it from starting, the files are closed
             ours.close()
+            if self._crash >= 0:
+                os.close(self._crash)
             raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -196,6 +149,8 @@ class WorkerHandle:
         except subprocess.TimeoutExpired:
             self.kill()
             code = self._process.wait()
+        self.crashed_in = model_in(os.pread(self._crash, _MOST_CRASH_BYTES, 0).decode(errors="replace"))
+        os.close(self._crash)
         if code < 0:
             return f"killed by {signal.Signals(-code).name}"
         return f"exit status {code}" if code else ""
@@ -235,7 +190,7 @@ class _Supervisor:
         self._worker_handles: dict[int, WorkerHandle] = {}
         self._restarts = dict.fromkeys(range(1, self._count + 1), Restarts())
         self._start_at_s: dict[int, float] = {}
-        self._fatal: Counter[tuple[str, str]] = Counter()  # deaths by what was being loaded
+        self._fatal = FatalVersions()
         self._changes = Changes(lambda number, message: self._worker_handles[number].tell([message]))
         self._statistics = GatheredStatistics(lambda number, message: self._worker_handles[number].tell([message]))
         self._selector = selectors.DefaultSelector()
@@ -315,7 +270,8 @@ class _Supervisor:
                 pass
             case LoadsNow(model, version):
                 if worker_handle.silence.loading is not None:
-                    self._fatal.pop(worker_handle.silence.loading, None)  # it has survived that
+                    is_start = worker_handle.phase is Phase.LOADING
+                    self._fatal.was_loaded(worker_handle.silence.loading, is_start=is_start)
                 worker_handle.silence.loading = (model, version) if model else None
             case Ask():
                 self._changes.ask(worker_handle.number, message, time.monotonic())
@@ -369,24 +325,33 @@ class _Supervisor:
         if self._drain_until_s is not None:
             self._lost |= bool(how) and worker_handle.phase is Phase.SERVING
             return
-        if not self._announced:
+        blamed = worker_handle.crashed_in or worker_handle.silence.loading
+        if not self._announced and blamed is None:
             self._fail(f"worker {worker_handle.number} ended before it served: {how or 'exit status 0'}")
             return
         now_s = time.monotonic()
         served_s = now_s - worker_handle.serving_since_s if worker_handle.phase is Phase.SERVING else 0.0
         restarts = self._restarts[worker_handle.number] = self._restarts[worker_handle.number].died(served_s)
-        log.error("worker %d (process %d) died: %s", worker_handle.number, worker_handle.pid, how or "exit status 0")
-        if (loading := worker_handle.silence.loading) is not None:
-            self._fatal[loading] += 1
-            text = "it was loading model %s version %s, which is left out after %d such deaths, until its files change"
-            log.error(text, *loading, _FATAL)
-        if restarts.is_hopeless:
+        self._counted.died(*(blamed or ("", "")))
+        why = ""
+        if blamed is not None:
+            is_load = blamed == worker_handle.silence.loading
+            why = self._fatal.died_loading(blamed) if is_load else self._fatal.died_running(blamed, now_s)
+        died = f"worker {worker_handle.number} (process {worker_handle.pid}) died: {how or 'exit status 0'}"
+        log.error("%s%s", died, f"; {why}" if why else "")
+        if restarts.is_hopeless and self._is_over:
             last = worker_handle.failure or how
             self._fail(
                 f"worker {worker_handle.number} has died {restarts.deaths} times in a row, the last time: {last}"
             )
         else:
             self._start_at_s[worker_handle.number] = now_s + restarts.wait_s
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether nothing will serve: none has yet, or none does and all are hopeless."""
+        serves = any(worker_handle.phase is Phase.SERVING for worker_handle in self._worker_handles.values())
+        return not self._announced or (not serves and all(one.is_hopeless for one in self._restarts.values()))
 
     def _on_time(self, now_s: float) -> None:
         if self._drain_until_s is not None and now_s >= self._drain_until_s:
@@ -424,8 +389,7 @@ class _Supervisor:
             self._start_at_s[number] = time.monotonic() + _START_AGAIN_S
             return
         self._selector.register(worker_handle.channel.socket, selectors.EVENT_READ, worker_handle)
-        fatal = tuple(one for one, deaths in self._fatal.items() if deaths >= _FATAL)
-        worker_handle.tell(self._changes.start(number, self._config, fatal))
+        worker_handle.tell(self._changes.start(number, self._config, self._fatal.left_out))
 
     def _fail(self, text: str) -> None:
         """End the service, after the running workers have answered what was accepted."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
+import os
 import queue
 import socket
 import sys
@@ -145,9 +147,12 @@ def _beat(send: Callable[[Message], None]) -> None:
 
 
 def main() -> None:
-    """Serve as directed by the supervisor over the socket whose descriptor is the argument."""
+    """Serve as directed by the supervisor over a socket; the arguments are its descriptor, and that of a file for the
+    traceback of a crash."""
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     channel.socket.set_inheritable(False)  # a child that outlived this process would hide its end from the supervisor
+    os.set_inheritable(crash := int(sys.argv[2]), False)
+    faulthandler.enable(crash)
     orders = _Orders(channel)
     start = orders.start.get()
     config = CloudConfig.model_validate(start.config)

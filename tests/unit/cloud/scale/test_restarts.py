@@ -1,4 +1,4 @@
-"""When a worker that died is started again, and when one that is silent is taken to hang."""
+"""When a worker that died is started again, when one that is silent is taken to hang, and which models are left out."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import selectors
 import signal
 
 from tests.integration.cloud.processes import is_running
-from upwell.cloud.workers.supervisor import Restarts, Silence, WorkerHandle
+from upwell.cloud.workers.supervisor import WorkerHandle
+from upwell.cloud.workers.worker_deaths import FatalVersions, Restarts, Silence
 from upwell.cloud.workers.worker_messages import Statistics
 from upwell.shared.oip.model_statistics import ModelStatistics
 
+ONE = ("m", "1")
 
-def test_each_death_in_a_row_is_followed_by_twice_the_wait_and_the_last_by_none() -> None:
+
+def test_each_death_in_a_row_is_followed_by_twice_the_wait_and_the_sixth_is_hopeless() -> None:
     states = list(itertools.accumulate([0.0] * Restarts.LIMIT, Restarts.died, initial=Restarts()))[1:]
-    assert [state.wait_s for state in states[:-1]] == [0.5, 1.0, 2.0, 4.0, 8.0]
+    assert [state.wait_s for state in states] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
     assert [state.is_hopeless for state in states] == [False] * (Restarts.LIMIT - 1) + [True]
     assert Restarts(20).wait_s == Restarts.LONGEST_WAIT_S
 
@@ -40,6 +43,36 @@ def test_one_that_says_something_in_time_or_loads_a_model_for_minutes_does_not_h
     assert [silence.check() for _ in range(Silence.LOADING_LIMIT)].index(True) == Silence.LOADING_LIMIT - 1
     silence.loading, silence.checks = None, 0
     assert [silence.check() for _ in range(Silence.LIMIT)][-1]
+
+
+def test_a_version_is_left_out_after_two_deaths_in_a_row_while_it_was_loaded() -> None:
+    fatal = FatalVersions()
+    fatal.died_loading(ONE)
+    fatal.was_loaded(ONE, is_start=True)
+    said = fatal.died_loading(ONE)
+    assert said.startswith("it was loading model m version 1, which is left out after 2 such deaths")
+    assert fatal.left_out == ()
+    fatal.died_loading(ONE)
+    assert fatal.left_out == (ONE,)
+    fatal.was_loaded(ONE, is_start=False)
+    assert fatal.left_out == ()
+
+
+def test_a_version_is_left_out_after_three_deaths_within_ten_minutes_while_it_ran_though_each_loaded_it_again() -> None:
+    fatal = FatalVersions()
+    for now_s in (0.0, 300.0, 601.0):
+        assert fatal.left_out == ()
+        fatal.was_loaded(ONE, is_start=True)
+        said = fatal.died_running(ONE, now_s)
+    assert said.startswith("it was running model m version 1, which is left out after 3 such deaths within 10 minutes")
+    assert fatal.left_out == ()
+    fatal.died_running(("m", "2"), 602.0)
+    fatal.died_running(ONE, 700.0)
+    fatal.was_loaded(ONE, is_start=True)  # by a worker that began to start before that death
+    assert fatal.left_out == (ONE,)
+    fatal.was_loaded(ONE, is_start=False)
+    fatal.died_running(ONE, 701.0)
+    assert fatal.left_out == ()
 
 
 def test_a_worker_that_reads_nothing_keeps_no_one_and_is_not_taken_to_be_dead() -> None:
