@@ -121,6 +121,14 @@ def test_what_workers_count_adds_up_and_outlives_them() -> None:
     together.ended(2)
     found = samples(*together.read())
     assert (found[total], found["upwell_cloud_workers"]) == (3, 1)
+    together.ended(1)
+    for _ in range(2):
+        together.died("m", "1")
+    found = samples(*together.read())
+    assert (found[total], found["upwell_cloud_workers"]) == (3, 0)
+    deaths = "upwell_cloud_worker_deaths_total"
+    assert found[label(deaths, model="m", version="1")] == 2
+    assert found[label(deaths, model="", version="")] == 0
 
 
 def test_a_reporter_tells_at_once_in_between_and_at_the_end() -> None:

@@ -40,3 +40,10 @@ def test_others_of_the_answer_stay_as_they_are() -> None:
 def test_texts_have_no_classes() -> None:
     with pytest.raises(InvalidRequest, match="'y' has no numbers"):
         top_classes("y", np.array([b"a"], object), (), 1)
+
+
+def test_more_classes_than_a_message_may_have_texts_are_refused_before_any_is_made() -> None:
+    scores = np.zeros((513, 512), np.float32)
+    with pytest.raises(InvalidRequest, match="'y' has 262656 classes to send; at most 262144 are allowed"):
+        top_classes("y", scores, (), 2**62)
+    assert top_classes("y", scores, (), 1).shape == (513, 1)

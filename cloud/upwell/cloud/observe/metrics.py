@@ -336,9 +336,9 @@ class WorkerMetrics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._former: Snapshot = {}
+        # So that both exist from the first scrape on, and the former where no worker serves.
+        self._former: Snapshot = {"upwell_cloud_workers": {(): [0.0]}, "upwell_cloud_worker_deaths": {("", ""): [0.0]}}
         self._latest: dict[int, Snapshot] = {}
-        self.died("", "", 0.0)  # so that the metric exists from the first scrape on
 
     def update(self, worker: int, tables: Mapping[str, Any]) -> None:
         """Replace the previous report of a worker."""
@@ -346,10 +346,10 @@ class WorkerMetrics:
         with self._lock:
             self._latest[worker] = snapshot
 
-    def died(self, model: str, version: str, count: float = 1.0) -> None:
+    def died(self, model: str, version: str) -> None:
         """Count a worker that died while it loaded or ran that version of a model; "" if that is not known."""
         with self._lock:
-            self._former = merged([self._former, {"upwell_cloud_worker_deaths": {(model, version): [count]}}])
+            self._former = merged([self._former, {"upwell_cloud_worker_deaths": {(model, version): [1.0]}}])
 
     def ended(self, worker: int) -> None:
         """Keep the counters of a worker that has ended, and drop its gauges."""

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from upwell.shared.errors import InvalidRequest
+from upwell.shared.oip.codec.tensor_contents import MAX_BYTES_ELEMENTS
 from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse, Parameter
 from upwell.shared.tensors import Array
 
@@ -54,7 +55,7 @@ def read_classification(output: str, parameters: Mapping[str, object]) -> int:
 
 def infer_classified(dataplane: Dataplane, request: InferRequest, call: Call) -> InferResponse:
     """Ask `dataplane`, and replace the outputs named in `request.classes` by classes. Raises as `dataplane` does, and
-    `InvalidRequest` if such an output has no numbers.
+    `InvalidRequest` if such an output has no numbers, or too many.
     """
     if not request.classes:
         return dataplane.infer(request, call)
@@ -78,6 +79,9 @@ def top_classes(name: str, scores: Array, labels: Sequence[str], count: int) -> 
         raise InvalidRequest(f"output {name!r} has no numbers, so 'classification' does not apply")
     is_row = scores.ndim < 2
     shape = (1, scores.size) if is_row else (len(scores), math.prod(scores.shape[1:]))
+    elements = shape[0] * min(count, shape[1])
+    if elements > MAX_BYTES_ELEMENTS:
+        raise InvalidRequest(f"output {name!r} has {elements} classes to send; at most {MAX_BYTES_ELEMENTS} are allowed")
     rows = scores.reshape(shape).astype(np.float64)
     order = np.argsort(-rows, axis=1, kind="stable")[:, :count]
     found = np.empty(order.shape, np.object_)

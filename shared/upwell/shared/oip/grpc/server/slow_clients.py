@@ -206,7 +206,10 @@ class SlowClientGuard(Generic[T]):
             self._waiting[key] = (time.monotonic(), one, weight)
             self._total += weight
         if self._total > self._most and self._thinning.acquire(blocking=False):
-            threading.Thread(target=self._thin_out, name="oip-waiting", daemon=True).start()
+            try:
+                threading.Thread(target=self._thin_out, name="oip-waiting", daemon=True).start()
+            except RuntimeError:  # the system allows no more threads now; the next call tries again
+                self._thinning.release()
 
     def remove(self, key: Hashable) -> bool:
         """Stop waiting; False if it was cut off, or removed, before."""
