@@ -154,18 +154,18 @@ def fatal(directory: Path) -> Path:
     return save(directory / "fatal.onnx", nodes, [tensor("x", [1, 2])], [tensor("y", [1, 2])], constants)
 
 
-def endless(directory: Path, rows: Size = "rows") -> Path:
-    """`y = x`, FP32 [rows, 2], for numbers up to zero; a run with any other number never ends."""
+def endless(directory: Path, rows: Size = "rows", most: float = 0.0) -> Path:
+    """`y = x`, FP32 [rows, 2], for numbers up to `most`; a run with any other number never ends."""
     steps = [helper.make_node("Identity", ["go"], ["goes_on"]), helper.make_node("Identity", ["value"], ["next"])]
     taken = [tensor("step", [], "INT64"), tensor("go", [], "BOOL"), tensor("value", [rows, 2])]
     body = helper.make_graph(steps, "body", taken, [tensor("goes_on", [], "BOOL"), tensor("next", [rows, 2])])
     nodes = [
-        helper.make_node("ReduceMax", ["x"], ["most"], keepdims=0),
-        helper.make_node("Greater", ["most", "zero"], ["above"]),
+        helper.make_node("ReduceMax", ["x"], ["largest"], keepdims=0),
+        helper.make_node("Greater", ["largest", "most"], ["above"]),
         helper.make_node("Loop", ["", "above", "x"], ["y"], body=body),
     ]
-    zero = {"zero": np.zeros((), np.float32)}
-    return save(directory / "endless.onnx", nodes, [tensor("x", [rows, 2])], [tensor("y", [rows, 2])], zero)
+    limit = {"most": np.array(most, np.float32)}
+    return save(directory / "endless.onnx", nodes, [tensor("x", [rows, 2])], [tensor("y", [rows, 2])], limit)
 
 
 def slow_picture(folder: Path, *, layers: int = 20, side: int = 128, width: int = 512) -> Path:

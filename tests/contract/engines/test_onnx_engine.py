@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, save
 
 from tests.unit.models_for_tests import OPSET, endless, identity, linear, linear_elsewhere, linear_weights, refer, tensor
 from tests.unit.models_for_tests import save as save_model
+from upwell.cloud.engines import onnx_engine
 from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.batch_checks_and_buckets import by_rows
 from upwell.cloud.engines.onnx_engine import OnnxEngine
@@ -284,3 +285,10 @@ def test_a_run_that_never_ends_can_be_stopped_and_harms_no_other(tmp_path: Path,
     with pytest.raises(ModelFailed, match="terminate"):
         other({"x": never})
     np.testing.assert_array_equal(engine.run({"x": ends})["y"], ends)
+
+
+def test_a_model_that_never_ends_on_zeros_is_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_engine, "_WARM_UP_LIMIT_S", 0.1)
+    engine = OnnxEngine.load("m", endless(tmp_path, most=-1.0), ModelSettings())
+    with pytest.raises(ModelFailed, match="a run with zeros takes more than 0 s"):
+        engine.warm_up(1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import mmap
 import os
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -76,6 +77,10 @@ _NO_FALLBACK = {"enable_fallback": 0}
 
 _EXCHANGEABLE = tuple(kind for kind, datatype in DATATYPES.items() if datatype != "BF16")
 """BF16 has no numpy type in ONNX Runtime's `run`."""
+
+_WARM_UP_LIMIT_S = 3600.0
+"""Without a limit one model with an endless loop would keep all others from being loaded. Providers may compile for
+many minutes."""
 
 _NAMED = 5
 _log = logging.getLogger(__name__)
@@ -364,8 +369,20 @@ class OnnxEngine:
     def warm_up(self, rows: int) -> None:
         """Run zeros once, so that memory and kernels are ready. See `Engine.warm_up`."""
         batch = zero_batch(self.inputs, rows)
-        if batch is not None:
-            self.run(batch)
+        if batch is None:
+            return
+        run, stop = self.stoppable_run()
+        limit = threading.Timer(_WARM_UP_LIMIT_S, stop)
+        limit.daemon = True
+        limit.start()
+        try:
+            run(batch)
+        except ModelFailed:
+            if limit.finished.is_set():
+                raise ModelFailed(f"a run with zeros takes more than {_WARM_UP_LIMIT_S:.0f} s") from None
+            raise
+        finally:
+            limit.cancel()
 
     def close(self) -> None:
         """Free the session."""
