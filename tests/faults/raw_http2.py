@@ -70,6 +70,19 @@ class RawConnection:
             return True
         return True
 
+    def received_bytes(self, stream: int) -> int:
+        """The size of the data that comes on a stream until the server ends it."""
+        size_bytes = 0
+        while (head := self._exactly(9)) is not None:
+            payload = self._exactly(int.from_bytes(head[:3], "big")) or b""
+            kind, flags, number = head[3], head[4], int.from_bytes(head[5:], "big")
+            if number == stream:
+                assert kind != RST_STREAM
+                size_bytes += len(payload) if kind == DATA else 0
+                if kind in (DATA, HEADERS) and flags & END_STREAM:
+                    return size_bytes
+        raise AssertionError("the connection was closed before the end of the stream")
+
     def close(self) -> None:
         """End it."""
         self.socket.close()

@@ -5,9 +5,13 @@ import json
 import os
 import queue
 import signal
+import socket
+import struct
 import threading
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +21,12 @@ import pytest
 import tritonclient.grpc as triton
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tests.faults.raw_http2 import DATA, END_STREAM, SETTINGS, WINDOW_UPDATE, RawConnection, frame, grpc_message
 from tests.integration.agent.versions import write_endless
-from tests.integration.cloud.processes import children, until
+from tests.integration.cloud.processes import children, is_running, until
 from tests.integration.cloud.serving import Service, serving
 from tests.unit.models_for_tests import linear
+from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.grpc.client.client import OipClient, PendingInfer, RemoteError, RemoteErrorKind
 
@@ -245,3 +251,59 @@ def test_a_service_that_nohup_started_outlives_its_terminal(repository: Path) ->
             assert ended(running) == 0
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+WIDE = 1 << 22
+"""Numbers of an answer: more than the system keeps for a connection."""
+
+
+@contextmanager
+def asked_over_grpc(service: Service) -> Iterator[Callable[[], int]]:
+    """A request whose answer is not read until the function is called, which returns its size."""
+    message = converters.serialize_infer_request(InferRequest("wide", {"x": np.ones((1, 1), np.float32)}))
+    with RawConnection(service.address) as connection:
+        connection.send(frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 0)))
+        connection.begin_call(1)
+        connection.send(frame(DATA, END_STREAM, 1, grpc_message(message)))
+
+        def read() -> int:
+            most = 2**31 - 1
+            connection.send(frame(SETTINGS, 0, 0, struct.pack(">HI", 4, most)))
+            connection.send(frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", most - 65_535)))
+            return connection.received_bytes(1)
+
+        yield read
+
+
+@contextmanager
+def asked_over_http(service: Service) -> Iterator[Callable[[], int]]:
+    """The same."""
+    host, _, port = next(line.split()[-1] for line in service.lines if line.startswith("HTTP on")).rpartition(":")
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]}
+    body = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}})
+    with closing(http.client.HTTPConnection(host, int(port), LIMIT_S)) as connection:
+        connection.connect()
+        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.request("POST", "/v2/models/wide/infer", body)
+        yield lambda: len(connection.getresponse().read())
+
+
+@pytest.mark.parametrize("asked", [asked_over_grpc, asked_over_http])
+def test_an_answer_that_is_still_on_its_way_over_a_slow_link_is_not_cut_off(
+    tmp_path: Path, asked: Callable[[Service], AbstractContextManager[Callable[[], int]]]
+) -> None:
+    made = tmp_path / "models/wide/1"
+    made.mkdir(parents=True)
+    linear(made, features=1, classes=WIDE).rename(made / "model.onnx")
+    path = tmp_path / "cloud.yaml"
+    listen = "listen: ['127.0.0.1:0'], listen_http: ['127.0.0.1:0']"
+    path.write_text(f"version: 1\nserve: {{{listen}, models: models}}\n")
+    with serving("-c", path) as running, asked(running) as read:
+        with triton.InferenceServerClient(running.address) as client:
+            until(lambda: client.get_inference_statistics("wide").model_stats[0].inference_stats.success.count == 1)
+        running.terminate()
+        until(lambda: "draining\n" in running.lines)
+        time.sleep(2.5)  # more than an answer gets that nobody waits for
+        assert is_running(running.process.pid)
+        assert read() > 4 * WIDE
+        assert ended(running) == 0

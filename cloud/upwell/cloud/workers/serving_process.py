@@ -69,6 +69,8 @@ _EXPERIMENTS = "GRPC_EXPERIMENTS", "-event_engine_listener"
 """gRPC's threads that wait for its events then read the sockets themselves, rather than be woken by another one: a
 quarter of a small request's time. gRPC reads it when the first server is made; what the environment has goes before."""
 _CLOSING_S = 1.0
+_HANDING_OVER_S = 0.1
+"""For the last answers, between the service and the servers that send them."""
 _STDERR = 2
 
 BROKEN_OFF = "error: some requests took longer than the drain time and were cut off"
@@ -244,9 +246,13 @@ class ServingProcess:
 
         It reports "not ready" while the port is still open, so that clients learn of it, and then closes.
         """
+        until_s = time.monotonic() + self._config.serve.drain
         self._health.enter_graceful_shutdown()
         self._memory_trimmer.stop()
         in_time = self.service.drain(self._config.serve.drain)
+        time.sleep(_HANDING_OVER_S)
+        for server in filter(None, (self._server, self._web)):  # over a slow link that takes longer than the closing
+            server.wait_read(until_s - time.monotonic())
         self.service.refusals.settle()
         if self._server is not None:
             self._server.stop(_CLOSING_S, self._let_refused_go)

@@ -71,6 +71,11 @@ class RunningServer:
     _server: grpc.Server
     _executor: CallThreads
     _streams: Streams
+    _unread: UnreadAnswers
+
+    def wait_read(self, limit_s: float) -> None:
+        """Wait until the clients have read all large answers, or the time is up."""
+        self._unread.wait_read(limit_s)
 
     def stop(self, grace_s: float, closed: Callable[[], None] = lambda: None) -> None:
         """Accept no more calls, let those in progress end within `grace_s`, cancel the rest, then return.
@@ -135,7 +140,7 @@ def start_server(
         add_service(registrar)
     bound = tuple(_listen(server, address, own) for address, own in zip(addresses, credentials, strict=True))
     server.start()
-    return RunningServer(bound, server, executor, streams)
+    return RunningServer(bound, server, executor, streams, unread)
 
 
 def _allow_many_files() -> None:

@@ -70,12 +70,19 @@ class UnreadAnswers:
     """
 
     def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
         self._waiting = _guard(most_bytes)
 
     @property
     def free_bytes(self) -> int:
         """The size of further answers that may wait; negative beyond the limit."""
-        return self._waiting.free
+        return self._most_bytes - self._waiting.total
+
+    def wait_read(self, limit_s: float) -> None:
+        """Wait until the clients have read all, or the time is up."""
+        until_s = time.monotonic() + limit_s
+        while self._waiting.total and time.monotonic() < until_s:
+            time.sleep(_LOOK_EVERY_S)
 
     def add(self, context: grpc.ServicerContext, answer: bytes, number: int = 0) -> tuple[int, int] | None:
         """Count an answer of a call, one of several by its `number`; returns its key, None if it is small."""
@@ -196,9 +203,9 @@ class SlowClientGuard(Generic[T]):
         self._thinning = threading.Lock()
 
     @property
-    def free(self) -> int:
-        """What may be waited for in addition; negative while too much is."""
-        return self._most - self._total
+    def total(self) -> int:
+        """The sum of the weights of all that is waited for."""
+        return self._total
 
     def add(self, key: Hashable, one: T, weight: int = 1) -> None:
         """Start waiting for `one`, with the given key; `weight` counts towards `most`."""

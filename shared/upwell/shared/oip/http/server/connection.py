@@ -149,6 +149,11 @@ class HttpServerConnection(asyncio.Protocol):
         return not self._scanner.is_whole and self._transport is not None and not self._transport.is_closing()
 
     @property
+    def is_unread(self) -> bool:
+        """Whether the client still has to take an answer."""
+        return self._is_replied and self._is_paused
+
+    @property
     def is_idle(self) -> bool:
         """Whether nothing of a request has come."""
         return self._scanner.head is None and self._scanner.refusal is None and self._scanner.kept_bytes == 0

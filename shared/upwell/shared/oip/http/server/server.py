@@ -11,7 +11,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -69,6 +69,10 @@ class Listener:
         if not self._listening.threads.poll(self._run):
             raise RuntimeError("cannot start a thread for the HTTP server")
 
+    def wait_read(self, limit_s: float) -> None:
+        """Wait until the clients have read their answers, or the time is up."""
+        self._call(self._until(lambda: not any(one.is_unread for one in self._listening.connections), limit_s))
+
     def end(self) -> None:
         """Accept no more, close idle connections, and close the others once their requests are answered."""
         self._call(self._end())
@@ -77,9 +81,9 @@ class Listener:
         """End, wait at most `grace_s` for requests in progress, cancel the rest, and return when the threads have
         ended."""
         self._call(self._end())
-        if not self._call(self._drained(grace_s)):
+        if not self._call(self._until(self._is_drained, grace_s)):
             self._listening.application.cancel_all()
-            self._call(self._drained(_AFTER_CANCEL_S))
+            self._call(self._until(self._is_drained, _AFTER_CANCEL_S))
         if self._loop.is_closed():
             return
         none_under_way = self._call(self._close())
@@ -177,10 +181,14 @@ class Listener:
                 one.close()
         return True
 
-    async def _drained(self, timeout_s: float) -> bool:
-        """Whether all connections and requests have ended within that time."""
+    def _is_drained(self) -> bool:
+        """Whether all connections and requests have ended."""
+        return not (self._connecting or self._listening.connections or self._listening.under_way)
+
+    async def _until(self, is_so: Callable[[], bool], timeout_s: float) -> bool:
+        """Whether it is so within that time."""
         until_s = time.monotonic() + timeout_s
-        while self._connecting or self._listening.connections or self._listening.under_way:
+        while not is_so():
             if time.monotonic() >= until_s:
                 return False
             await asyncio.sleep(_SETTLE_S)
@@ -217,6 +225,10 @@ class RunningHttpServer:
 
     addresses: tuple[str, ...]
     _listener: Listener
+
+    def wait_read(self, limit_s: float) -> None:
+        """Wait until the clients have read their answers, or the time is up."""
+        self._listener.wait_read(limit_s)
 
     def end(self) -> None:
         """Accept no more, answer what was sent so far, and then close the connections."""
