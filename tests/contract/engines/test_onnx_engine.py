@@ -12,7 +12,16 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, save
 
-from tests.unit.models_for_tests import OPSET, endless, identity, linear, linear_elsewhere, linear_weights, refer, tensor
+from tests.unit.models_for_tests import (
+    OPSET,
+    endless,
+    identity,
+    linear,
+    linear_elsewhere,
+    linear_weights,
+    refer,
+    tensor,
+)
 from tests.unit.models_for_tests import save as save_model
 from upwell.cloud.engines import onnx_engine
 from upwell.cloud.engines.base import ModelSettings
@@ -20,7 +29,6 @@ from upwell.cloud.engines.batch_checks_and_buckets import by_rows
 from upwell.cloud.engines.onnx_engine import OnnxEngine
 from upwell.shared.errors import InvalidRequest, ModelFailed
 from upwell.shared.tensors import TensorSpec
-
 
 LIMIT_S = 10.0
 

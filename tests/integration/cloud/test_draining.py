@@ -5,7 +5,6 @@ import json
 import os
 import queue
 import signal
-import socket
 import struct
 import threading
 import time
@@ -282,8 +281,6 @@ def asked_over_http(service: Service) -> Iterator[Callable[[], int]]:
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]}
     body = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}})
     with closing(http.client.HTTPConnection(host, int(port), LIMIT_S)) as connection:
-        connection.connect()
-        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.request("POST", "/v2/models/wide/infer", body)
         yield lambda: len(connection.getresponse().read())
 

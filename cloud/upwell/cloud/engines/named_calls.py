@@ -1,4 +1,4 @@
-"""Names the model that ends its process: its calls have a frame of its name in the traceback that faulthandler writes."""
+"""Names the model that ends its process: a frame with its name is in the traceback that faulthandler writes."""
 
 from __future__ import annotations
 

@@ -251,8 +251,10 @@ class ServingProcess:
         self._memory_trimmer.stop()
         in_time = self.service.drain(self._config.serve.drain)
         time.sleep(_HANDING_OVER_S)
-        for server in filter(None, (self._server, self._web)):  # over a slow link that takes longer than the closing
-            server.wait_read(until_s - time.monotonic())
+        if self._server is not None:  # over a slow link an answer takes longer than the closing
+            self._server.wait_read(until_s - time.monotonic())
+        if self._web is not None:
+            self._web.wait_read(until_s - time.monotonic())
         self.service.refusals.settle()
         if self._server is not None:
             self._server.stop(_CLOSING_S, self._let_refused_go)

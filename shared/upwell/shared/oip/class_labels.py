@@ -81,7 +81,9 @@ def top_classes(name: str, scores: Array, labels: Sequence[str], count: int) -> 
     shape = (1, scores.size) if is_row else (len(scores), math.prod(scores.shape[1:]))
     elements = shape[0] * min(count, shape[1])
     if elements > MAX_BYTES_ELEMENTS:
-        raise InvalidRequest(f"output {name!r} has {elements} classes to send; at most {MAX_BYTES_ELEMENTS} are allowed")
+        raise InvalidRequest(
+            f"output {name!r} has {elements} classes to send; at most {MAX_BYTES_ELEMENTS} are allowed"
+        )
     rows = scores.reshape(shape).astype(np.float64)
     order = np.argsort(-rows, axis=1, kind="stable")[:, :count]
     found = np.empty(order.shape, np.object_)

@@ -51,28 +51,28 @@ def test_a_version_is_left_out_after_two_deaths_in_a_row_while_it_was_loaded() -
     fatal.was_loaded(ONE, is_start=True)
     said = fatal.died_loading(ONE)
     assert said.startswith("it was loading model m version 1, which is left out after 2 such deaths")
-    assert fatal.left_out == ()
+    assert not fatal.left_out
     fatal.died_loading(ONE)
-    assert fatal.left_out == (ONE,)
+    assert list(fatal.left_out) == [ONE]
     fatal.was_loaded(ONE, is_start=False)
-    assert fatal.left_out == ()
+    assert not fatal.left_out
 
 
 def test_a_version_is_left_out_after_three_deaths_within_ten_minutes_while_it_ran_though_each_loaded_it_again() -> None:
     fatal = FatalVersions()
     for now_s in (0.0, 300.0, 601.0):
-        assert fatal.left_out == ()
+        assert not fatal.left_out
         fatal.was_loaded(ONE, is_start=True)
         said = fatal.died_running(ONE, now_s)
     assert said.startswith("it was running model m version 1, which is left out after 3 such deaths within 10 minutes")
-    assert fatal.left_out == ()
+    assert not fatal.left_out
     fatal.died_running(("m", "2"), 602.0)
     fatal.died_running(ONE, 700.0)
     fatal.was_loaded(ONE, is_start=True)  # by a worker that began to start before that death
-    assert fatal.left_out == (ONE,)
+    assert list(fatal.left_out) == [ONE]
     fatal.was_loaded(ONE, is_start=False)
     fatal.died_running(ONE, 701.0)
-    assert fatal.left_out == ()
+    assert not fatal.left_out
 
 
 def test_a_worker_that_reads_nothing_keeps_no_one_and_is_not_taken_to_be_dead() -> None:
