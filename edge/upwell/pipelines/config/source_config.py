@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -234,6 +234,14 @@ class CaptureSection(FilePart):
         return self.keep or ("latest" if self.is_live else "all")
 
     @property
+    def local(self) -> Mapping[tuple[str, ...], Path]:
+        """The file, folder or device of this machine that it reads, by its keys; empty for another origin."""
+        if self.series is not None:
+            return {("series", "file"): self.series.file} if self.series.file is not None else {}
+        path = self.folder or self.camera or (None if self.video is None or "://" in self.video else self.video)
+        return {} if path is None else {(self.kind,): Path(path)}
+
+    @property
     def place(self) -> str:
         """The origin of the frames as it may be shown: an address without user, password and query."""
         if self.plugin is not None:
@@ -259,7 +267,7 @@ def source_settings(section: CaptureSection) -> SourceSettings:
     if section.camera is not None:
         return CameraSettings(section.camera, fps=fps, keep=section.keeps, decoder=decoder, patience=patience)
     if section.folder is not None:
-        return FolderSettings(section.folder, section.watch, section.done)
+        return FolderSettings(section.folder, section.watch, section.done, fps=fps, keep=section.keeps)
     if section.mqtt is not None:
         topic = _topic(section.mqtt, section.keeps, patience)
         return MqttPicturesSettings(**vars(topic), fps=fps)

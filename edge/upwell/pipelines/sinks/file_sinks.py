@@ -108,6 +108,7 @@ class PictureFolder:
         """Do nothing: no file stays open."""
 
     def _write(self, name: str, picture: bytes) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         sizes = self._look()
         if name in sizes:
             self._remove(name, sizes)
@@ -127,7 +128,6 @@ class PictureFolder:
     def _look(self) -> dict[str, int]:
         """The size of each picture in the folder, read once. Removes what a dying process left unfinished."""
         if self._sizes is None:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             sizes: dict[str, int] = {}
             for path in self._folder.iterdir():
                 if _NAME.fullmatch(path.name) and path.is_file():

@@ -22,18 +22,14 @@ class KafkaPublisher:
     """Produces each message's body with an idempotent producer. A message counts once all in-sync replicas have it.
 
     The key is the pipeline, so that its events share a partition and keep their order. The headers `idempotency-key`
-    and `event` hold the message's own. Raises `ConfigError`.
+    and `event` hold the message's own. After a failure the password is read again. Raises `ConfigError`.
     """
 
     leaves_device = True
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
-        self._options = _options(settings)
-        try:
-            self._producer: Producer | None = Producer(self._options, logger=_log)
-        except KafkaException as error:
-            raise ConfigError.at(None, error.args[0].str()) from None
+        self._producer: Producer | None = _connecting(settings)
         self._brokers = ",".join(settings.brokers)
         self.name = f"kafka:{self._brokers}:{settings.topic}"
 
@@ -61,7 +57,10 @@ class KafkaPublisher:
     def _produce(self, messages: Sequence[Message]) -> tuple[int, KafkaError | None]:
         """How many messages from the start the brokers have, and the first error."""
         if self._producer is None:
-            self._producer = Producer(self._options, logger=_log)
+            try:
+                self._producer = _connecting(self._settings)
+            except ConfigError as wrong:  # a certificate or the password was removed
+                raise SinkUnavailable(str(wrong)) from None
         outcomes: dict[int, KafkaError | None] = {}
         for index, message in enumerate(messages):
             try:
@@ -92,6 +91,14 @@ def _note(outcomes: dict[int, KafkaError | None], index: int, error: KafkaError 
 
 def _is_poisonous(error: KafkaError | None) -> bool:
     return error is not None and error.code() in _POISONOUS
+
+
+def _connecting(settings: KafkaSettings) -> Producer:
+    """A producer that connects when it has something to send. Raises `ConfigError`."""
+    try:
+        return Producer(_options(settings), logger=_log)
+    except KafkaException as error:
+        raise ConfigError.at(None, error.args[0].str()) from None
 
 
 def _options(settings: KafkaSettings) -> dict[str, Any]:

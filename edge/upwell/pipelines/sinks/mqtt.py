@@ -22,6 +22,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from upwell.pipelines.mqtt_broker import client_context, parse_broker, read_password
 from upwell.pipelines.sinks.base import Message, MqttSettings, Poisonous, SinkUnavailable
 from upwell.shared.errors import ConfigError
+from upwell.shared.platform.watched_files import Fingerprint
 
 _KEEPALIVE_S = 30
 _CLOSE_S = 2.0
@@ -42,7 +43,7 @@ class MqttPublisher:
     user property `idempotency-key` has the message's key. A retained message at `<prefix>/status` says `{"status":
     "online"}`, after `close` `"stopped"`, and after the process or its link died `"died"` (the broker sends that
     one). The prefix is the levels of the topic before the first placeholder. A thread of its own connects and
-    reconnects. Raises `ConfigError`.
+    reconnects. A new password or certificate is used for the next connection. Raises `ConfigError`.
     """
 
     leaves_device = True
@@ -52,26 +53,29 @@ class MqttPublisher:
         self._host, self._port, self._is_tls = parse_broker(settings.broker)
         _check_topic(settings.topic)
         self._status_topic = f"{_prefix(settings.topic)}/status"
-        self._password = read_password(settings.password_file) if settings.password_file else None
+        self._files = [*settings.tls.paths, *([settings.password_file] if settings.password_file else [])]
         self._changed = threading.Condition()
         self._answers: dict[int, ReasonCode] = {}
         self._is_online = False
         self._limit_bytes = 0
         self._refusal = ""
+        self._state_of_files: list[Fingerprint] = []
         self._client = self._connecting()
         self.name = f"mqtt:{self._host}:{self._port}:{settings.topic}"
 
     def deliver(self, messages: Sequence[Message]) -> None:
         """Publish these messages and wait for the broker, at most `timeout_s`."""
         if not self._wait_online():
-            raise SinkUnavailable(f"no connection to the broker {self._host}:{self._port}{self._refusal}")
+            text = f"no connection to the broker {self._host}:{self._port}{self._refusal}"
+            if self._look() != self._state_of_files:  # a certificate or the password was replaced
+                self._begin_anew()
+            raise SinkUnavailable(text)
         fitting = self._fitting(messages)
         try:
             taken = self._publish(messages[:fitting])
         except BaseException:  # even an interrupt
             # The client would still send later what it holds, whatever the policy says by then.
-            self._end_client(says_goodbye=False)
-            self._client = self._connecting()
+            self._begin_anew()
             raise
         if fitting < len(messages):
             raise Poisonous(taken, f"the broker accepts at most {self._limit_bytes} bytes")
@@ -80,7 +84,19 @@ class MqttPublisher:
         """Publish that the end is intended, and disconnect."""
         self._end_client(says_goodbye=True)
 
+    def _look(self) -> list[Fingerprint]:
+        return [Fingerprint.of(path) for path in self._files]
+
+    def _begin_anew(self) -> None:
+        """Connect with the files of now."""
+        self._end_client(says_goodbye=False)
+        try:
+            self._client = self._connecting()
+        except ConfigError as error:  # tried again when they change
+            raise SinkUnavailable(str(error)) from None
+
     def _connecting(self) -> Client:
+        self._state_of_files = self._look()
         client = Client(CallbackAPIVersion.VERSION2, protocol=MQTTProtocolVersion.MQTTv5)
         client.on_connect = self._on_connect
         client.on_disconnect = self._on_disconnect
@@ -92,7 +108,8 @@ class MqttPublisher:
         if self._is_tls:
             client.tls_set_context(client_context(self._settings.tls))
         if self._settings.user is not None:
-            client.username_pw_set(self._settings.user, self._password)
+            path = self._settings.password_file
+            client.username_pw_set(self._settings.user, read_password(path) if path else None)
         client.connect_async(self._host, self._port, _KEEPALIVE_S, clean_start=True)
         client.loop_start()
         return client

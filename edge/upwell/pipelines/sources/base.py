@@ -156,7 +156,9 @@ class CameraSettings:
 
 @dataclass(frozen=True)
 class FolderSettings:
-    """A folder of JPEG, PNG and WebP pictures, read in the order of their names. No picture is left out.
+    """A folder of JPEG, PNG and WebP pictures, read in the order of their names, at most `fps` per second (0: all).
+
+    With `keep: all` no picture is left out; with `latest` only the last one of those that are there is read.
 
     `answered` says what happens to a file once its frame is done: it is moved to `done_dir` (`<path>/done` by
     default), an empty file `<name>.done` is created beside it, or it is left, and read again after a restart.
@@ -171,6 +173,8 @@ class FolderSettings:
     settle_s: float = 0.5
     max_pixels: int = DEFAULT_MAX_PIXELS
     max_bytes: int = 256 << 20
+    fps: float = 0.0
+    keep: Keep = "all"
 
 
 @dataclass(frozen=True)

@@ -61,17 +61,24 @@ class PictureFolder:
         self._given: dict[str, Signature] = {}
         self._is_settled = False
         self._scanned_s = float("-inf")
+        self._period_s = 1 / settings.fps if settings.fps else 0.0
+        self._due_s = float("-inf")
         self._changes: Generator[object, None, None] | None = None
         self._watched = 0
 
     def next(self, timeout_s: float) -> Frame | None:
         """The next picture; None if none came in that time. Raises `SourceEnded`."""
         until_s = time.monotonic() + timeout_s
+        if (early_s := self._due_s - time.monotonic()) > 0:
+            is_closed = self._closed.wait(min(early_s, timeout_s))
+            if early_s > timeout_s and not is_closed:
+                return None
         while not self._closed.is_set():
             if not self._ready:
                 self._scan()
             while self._ready:
                 if (frame := self._frame(*self._ready.popleft())) is not None:
+                    self._due_s = time.monotonic() + self._period_s
                     return frame
             if not self._settings.watch and (self._is_settled or self._status.state is SourceState.LOST):
                 break
@@ -145,6 +152,10 @@ class PictureFolder:
                 sightings[name] = sighting
         self._sightings = sightings
         self._is_settled = is_whole and not sightings
+        while self._settings.keep == "latest" and len(self._ready) > 1:
+            path, signature = self._ready.popleft()
+            self._given[path.name] = signature
+            self._status = replace(self._status, superseded=self._status.superseded + 1)
 
     def _lose(self, why: str) -> None:
         if self._status.state is not SourceState.LOST:

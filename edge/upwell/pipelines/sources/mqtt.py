@@ -49,6 +49,9 @@ the work on the first.
 _WAITING = 16
 """With `keep: all`, maximum number of waiting frames, for QoS 0 and for brokers that ignore the limit above."""
 
+_WAITING_BYTES = 64 << 20
+"""Maximum size of more waiting windows than that: a single message may complete many."""
+
 _SESSION_S = 300
 """How long the broker keeps unacknowledged messages while the link is down."""
 
@@ -111,12 +114,14 @@ class MqttTopic(ABC, Generic[Content]):
     connection within a minute.
 
     **Memory.** The broker is told the largest packet to send (Maximum Packet Size) and drops larger ones. At most 16
-    frames wait with `keep: all`, and one with `latest`. A broker that ignores the limit can send up to 256 MiB,
-    MQTT's maximum; such a message counts as undecodable.
+    frames wait with `keep: all`, windows up to 64 MiB, and one with `latest`. A broker that ignores the limit can
+    send up to 256 MiB, MQTT's maximum; such a message counts as undecodable.
 
     One thread talks to the broker. `_change` guards all mutable state. Raises `ConfigError`.
     """
 
+    CARRIED: ClassVar[str]
+    """What a message holds, in the singular."""
     COMES_AGAIN: ClassVar[bool]
     """Whether a message that is sent again yields the same frame that waited when the link broke."""
 
@@ -125,9 +130,7 @@ class MqttTopic(ABC, Generic[Content]):
         self._host, self._port, self._is_tls = parse_broker(settings.broker)
         if not settings.topic or any(character in "+#\0" for character in settings.topic):
             raise ConfigError.at(None, "expected the topic of one camera or sensor, without wildcards", "topic")
-        self._password = read_password(settings.password_file) if settings.password_file else None
-        if self._is_tls:
-            client_context(settings.tls)  # reports problems of its files now
+        _check_files(settings, is_tls=self._is_tls)
         self._shown = f"{self._host}:{self._port} {settings.topic}"
         self._client_id = f"upwell{secrets.token_hex(8)}"  # 22 characters: all brokers take 23
         self._keeps_all = settings.keep == "all"
@@ -194,6 +197,11 @@ class MqttTopic(ABC, Generic[Content]):
     def _frame(self, waiting: PendingFrame[Content]) -> Frame | None:
         """The frame to return; None if it cannot be decoded, which is counted."""
 
+    @property
+    def _most_waiting(self) -> int:
+        """Maximum number of waiting frames."""
+        return _WAITING if self._keeps_all else 1
+
     def _count_undecodable(self, why: str) -> None:
         self._status = replace(self._status, undecodable=self._status.undecodable + 1)
         if self._is_readable:  # log once until one is readable: a publisher must not fill the log
@@ -222,7 +230,7 @@ class MqttTopic(ABC, Generic[Content]):
         self._live_s, self._refusal = 0.0, ""
         try:
             client = self._new_client()
-        except ConfigError as error:  # a certificate was removed
+        except ConfigError as error:  # a certificate or the password was removed
             self._lose(None, str(error))
             return 0.0
         why = "the source failed"
@@ -251,7 +259,8 @@ class MqttTopic(ABC, Generic[Content]):
         if self._is_tls:
             client.tls_set_context(client_context(settings.tls))
         if settings.user is not None:
-            client.username_pw_set(settings.user, self._password)
+            password = read_password(settings.password_file) if settings.password_file else None
+            client.username_pw_set(settings.user, password)
         return client
 
     def _follow(self, client: Client) -> str:
@@ -295,7 +304,7 @@ class MqttTopic(ABC, Generic[Content]):
             self._changed_s = now_s  # the broker waits for the reader: the publisher is not silent
         silent_s = self._settings.patience.silent_s
         is_silent = self._live_s and now_s - max(self._changed_s, self._live_s) > silent_s
-        return f"no new picture for {silent_s:g} s" if is_silent else ""
+        return f"no new {self.CARRIED} for {silent_s:g} s" if is_silent else ""
 
     def _lose(self, client: Client | None, why: str) -> None:
         """Leave the broker; the source is lost, or closed."""
@@ -381,9 +390,17 @@ class MqttTopic(ABC, Generic[Content]):
             return [mid]
         self._waiting[-1] = replace(self._waiting[-1], mid=mid)
         self._change.notify_all()
-        gone = [self._waiting.popleft() for _ in range(len(self._waiting) - (_WAITING if self._keeps_all else 1))]
+        gone = [self._waiting.popleft() for _ in range(len(self._waiting) - self._most_waiting)]
         self._status = replace(self._status, superseded=self._status.superseded + len(gone))
         return [one.mid for one in gone if one.client is client]
+
+
+def _check_files(settings: MqttTopicSettings, *, is_tls: bool) -> None:
+    """Raise `ConfigError` for files that cannot be used. They are read again for each connection."""
+    if settings.password_file is not None:
+        read_password(settings.password_file)
+    if is_tls:
+        client_context(settings.tls)
 
 
 def _hang_up(client: Client, *, ends_session: bool) -> None:
@@ -408,6 +425,7 @@ class MqttPictures(MqttTopic[bytes]):
     The size of a picture is read from its header before it is decoded, in the thread that takes it.
     """
 
+    CARRIED = "picture"
     COMES_AGAIN = True
 
     def __init__(self, settings: MqttPicturesSettings) -> None:
@@ -444,6 +462,7 @@ class MqttSeries(MqttTopic[SampleWindow]):
     already there. An unreadable one counts as undecodable and leaves a gap.
     """
 
+    CARRIED = "sample"
     COMES_AGAIN = False
 
     def __init__(self, settings: SeriesTopicSettings) -> None:
@@ -451,15 +470,25 @@ class MqttSeries(MqttTopic[SampleWindow]):
         self._windows = Windows(settings.shape.cut)
         super().__init__(settings.topic)
 
+    @property
+    def _most_waiting(self) -> int:
+        window_bytes = 8 * self._shape.cut.size * len(self._shape.fields)
+        return max(_WAITING, _WAITING_BYTES // window_bytes) if self._keeps_all else 1
+
     def _arrived(self, message: Arrived) -> Sequence[tuple[SampleWindow, float, float]]:
         samples = samples_of(message.body, self._shape)
         self._is_readable = True
-        found = [window for sample in samples for window in self._windows.take(*sample)]
-        whole = [window for window in found if self._shape.fills or not window.missing]
-        self._status = replace(self._status, gap=self._status.gap + len(found) - len(whole))
-        return [
-            (one, *self._clock.captured(str(one.end_s), message.arrival_s, message.arrival_unix_s)) for one in whole
-        ]
+        gap = whole = 0
+        kept: deque[SampleWindow] = deque(maxlen=self._most_waiting)
+        for window in (window for sample in samples for window in self._windows.take(*sample)):
+            if window.missing and not self._shape.fills:
+                gap += 1
+            else:
+                whole += 1
+                kept.append(window)
+        superseded = self._status.superseded + whole - len(kept)
+        self._status = replace(self._status, gap=self._status.gap + gap, superseded=superseded)
+        return [(one, *self._clock.captured(str(one.end_s), message.arrival_s, message.arrival_unix_s)) for one in kept]
 
     def _frame(self, waiting: PendingFrame[SampleWindow]) -> Frame | None:
         with self._change:

@@ -142,6 +142,8 @@ class VideoSource:
     `wanted` is called for each picture requested and says how to shrink a larger one, `WHOLE` for not at all. The
     decoder does that together with the colour conversion while the reader is busy, and does not even copy what nobody
     wants. A picture already requested keeps the size that `wanted` gave for it.
+
+    A frame of a file counts as captured when it is taken.
     """
 
     def __init__(self, settings: VideoSettings | CameraSettings, wanted: Callable[[], Wanted] = lambda: WHOLE) -> None:
@@ -219,7 +221,9 @@ class VideoSource:
             connection.ask(time.monotonic(), self._wanted())
         self._change.notify_all()
         number = connection.first_number + arrival.number - 1
-        return Frame(number, arrival.captured_s, arrival.unix_s, pixels, luma, media_s=arrival.media_s)
+        # The decoder is ahead of the reader of a file by some frames, which are not late for that.
+        captured = (arrival.captured_s, arrival.unix_s) if self._job.is_live else (time.monotonic(), time.time())
+        return Frame(number, *captured, pixels, luma, media_s=arrival.media_s)
 
     def _run(self) -> None:
         pauses = Pauses(self._patience)

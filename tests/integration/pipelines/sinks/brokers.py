@@ -84,6 +84,15 @@ class Broker:
         return self._log.read_text()
 
 
+def with_password(folder: Path) -> list[str]:
+    """Lines of a broker that asks for the password `hunter2` of the user `dock`."""
+    path, tool = folder / "passwords", Path(str(MOSQUITTO)).with_name("mosquitto_passwd")
+    path.write_text("")
+    command = [str(tool if tool.exists() else "/usr/bin/mosquitto_passwd"), "-b", str(path), "dock", "hunter2"]
+    subprocess.run(command, check=True, capture_output=True)
+    return ["allow_anonymous false", f"password_file {path}"]
+
+
 @contextmanager
 def broker(folder: Path, lines: Sequence[str] = ()) -> Iterator[Broker]:
     """A broker, stopped at the end."""

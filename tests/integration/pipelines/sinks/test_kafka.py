@@ -35,6 +35,18 @@ def numbers(found: list[Consumed], pipeline: str) -> list[int]:
     return [json.loads(one.body)["sequence"] for one in found if one.pipeline == pipeline]
 
 
+def test_after_a_failure_the_password_is_read_again(tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    password.write_text("hunter2\n")
+    settings = KafkaSettings(("127.0.0.1:9",), "events", user="dock", password_file=password, timeout_s=0.2)
+    with publisher(settings) as sink:
+        with pytest.raises(SinkUnavailable, match=r"127\.0\.0\.1:9: "):
+            sink.deliver([message(0)])
+        password.unlink()
+        with pytest.raises(SinkUnavailable, match=r"password: cannot read a password"):
+            sink.deliver([message(0)])
+
+
 def test_a_pipeline_s_events_are_in_one_partition_in_order_with_their_keys(there: Cluster) -> None:
     with publisher(KafkaSettings((there.address,), "events")) as sink:
         for first in range(0, 60, 20):

@@ -15,13 +15,14 @@ import pytest
 
 from tests.faults.certificates import Authority
 from tests.integration.pipelines.sinks.brokers import (
-    MOSQUITTO,
     Subscriber,
     broker,
     free_port,
     needs_mosquitto,
     subscriber,
+    with_password,
 )
+from tests.pipelines_media import until
 from tests.unit.pipelines.sinks.outboxes import message
 from upwell.pipelines.sinks.base import MqttSettings, Poisonous, SinkUnavailable
 from upwell.pipelines.sinks.mqtt import MqttPublisher
@@ -88,15 +89,10 @@ sys.stdin.read()
 @needs_mosquitto
 def test_user_and_password_come_from_a_file_over_tls(authority: Authority, tmp_path: Path) -> None:
     pair = authority.sign("broker")
-    passwords = tmp_path / "passwords"
-    passwords.write_text("")
-    tool = str(Path(str(MOSQUITTO)).with_name("mosquitto_passwd"))
-    tool = tool if Path(tool).exists() else "/usr/bin/mosquitto_passwd"
-    subprocess.run([tool, "-b", str(passwords), "dock", "hunter2"], check=True, capture_output=True)
     port = free_port()
     lines = [
-        "allow_anonymous false", f"password_file {passwords}", f"listener {port} 127.0.0.1", f"cafile {authority.ca}",
-        f"certfile {pair.cert}", f"keyfile {pair.key}",
+        *with_password(tmp_path), f"listener {port} 127.0.0.1", f"cafile {authority.ca}", f"certfile {pair.cert}",
+        f"keyfile {pair.key}",
     ]  # fmt: skip
     password = tmp_path / "password"
     password.write_text("hunter2\n")
@@ -113,6 +109,28 @@ def test_user_and_password_come_from_a_file_over_tls(authority: Authority, tmp_p
         with publisher(replace(settings, tls=TlsFiles(), timeout_s=0.3)) as sink, pytest.raises(SinkUnavailable):
             sink.deliver([message(0)])
     assert "hunter2" not in str(refused.value) + sink.name
+
+
+@needs_mosquitto
+def test_a_password_that_was_replaced_is_used_without_a_restart(tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    password.write_text("of-yesterday\n")
+    with broker(tmp_path, with_password(tmp_path)) as there:
+        address = f"mqtt://127.0.0.1:{there.port}"
+        with publisher(MqttSettings(address, TOPIC, user="dock", password_file=password, timeout_s=0.5)) as sink:
+            assert not _is_taken(sink)
+            password.unlink()
+            assert not _is_taken(sink)
+            password.write_text("hunter2\n")
+            until(lambda: _is_taken(sink), "the new password is used")
+
+
+def _is_taken(sink: MqttPublisher) -> bool:
+    try:
+        sink.deliver([message(0)])
+    except SinkUnavailable:
+        return False
+    return True
 
 
 @needs_mosquitto

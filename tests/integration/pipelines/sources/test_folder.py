@@ -221,6 +221,43 @@ def test_a_folder_that_is_not_there_yet_is_waited_for(tmp_path: Path, caplog: py
         once.next(0)
 
 
+def test_where_the_latest_is_kept_the_last_picture_of_those_that_are_there_is_read(tmp_path: Path) -> None:
+    source = PictureFolder(FolderSettings(tmp_path, answered="leave", keep="latest", settle_s=0.01))
+    for first in (0, 4):
+        for number in range(first, first + 4):
+            put(tmp_path, f"{number}.png", number)
+        frame = source.next(5)
+        assert frame is not None
+        assert number_of(frame.pixels) == first + 3
+        assert frame.number == first + 4
+    assert source.next(0.05) is None
+    assert (source.status.captured, source.status.given, source.status.superseded) == (8, 2, 6)
+    source.close()
+
+
+def test_pictures_are_read_no_faster_than_the_rate(tmp_path: Path) -> None:
+    for number in range(4):
+        put(tmp_path, f"{number}.png", number)
+    source = PictureFolder(FolderSettings(tmp_path, watch=False, fps=20.0))
+    began_s = time.monotonic()
+    assert [number_of(frame.pixels) for frame in rest_of(source)] == [0, 1, 2, 3]
+    assert time.monotonic() - began_s >= 3 / 20
+    source.close()
+
+
+def test_close_ends_a_wait_for_the_rate(tmp_path: Path) -> None:
+    put(tmp_path, "a.png")
+    source = PictureFolder(FolderSettings(tmp_path, fps=0.001))
+    put(tmp_path, "b.png")
+    assert source.next(5) is not None
+    assert source.next(0) is None  # the second is not due
+    closing = threading.Timer(0.1, source.close)
+    closing.start()
+    with pytest.raises(SourceEnded):
+        source.next(60)
+    closing.join()
+
+
 def test_close_ends_a_wait(tmp_path: Path) -> None:
     source = PictureFolder(FolderSettings(tmp_path))
     closing = threading.Timer(0.1, source.close)

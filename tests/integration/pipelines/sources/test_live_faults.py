@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -237,6 +238,32 @@ def test_the_resolution_may_change_within_a_stream() -> None:
             assert frame.luma.shape == (height, width)
         assert {frame.luma.shape for frame in frames} == {(height, width) for width, height in sizes}
         assert source.status.reconnects == 0
+
+
+def test_a_stream_that_is_sent_by_udp_is_followed() -> None:
+    """As a Raspberry Pi sends what its ribbon camera sees: MPEG-TS to a port on which the source listens."""
+    chunks = MadeVideo(count=100).chunks()
+    stopping = threading.Event()
+    with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+
+    def send() -> None:
+        with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as sender:
+            for chunk in itertools.cycle(chunks):
+                for start in range(0, len(chunk), 7 * 188):
+                    sender.sendto(chunk[start : start + 7 * 188], ("127.0.0.1", port))
+                if stopping.wait(1 / 50):
+                    return
+
+    sending = threading.Thread(target=send, daemon=True)
+    sending.start()
+    with closing(VideoSource(VideoSettings(f"udp://127.0.0.1:{port}"))) as source:
+        frames = frames_until(source, lambda frame: number_of(frame.pixels) >= 40)
+        assert {frame.pixels.shape for frame in frames} == {(120, 160, 3)}
+        assert (source.status.state, source.status.decoder, source.status.reconnects) == (SourceState.LIVE, "h264", 0)
+    stopping.set()
+    sending.join()
 
 
 @pytest.mark.slow

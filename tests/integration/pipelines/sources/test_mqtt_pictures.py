@@ -30,6 +30,7 @@ from tests.integration.pipelines.sinks.brokers import (
     broker,
     free_port,
     needs_mosquitto,
+    with_password,
 )
 from tests.pipelines_media import number_of, numbered, until
 from upwell.pipelines.config.pipelines_check import parse_pipelines
@@ -381,6 +382,19 @@ def test_a_broker_that_speaks_something_else_is_lost(said: bytes) -> None:
             assert source.status.state is SourceState.LOST
         listening.shutdown(socket.SHUT_RDWR)
         thread.join()
+
+
+@needs_mosquitto
+def test_a_password_that_was_replaced_is_used_for_the_next_connection(tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    password.write_text("of-yesterday\n")
+    with (
+        broker(tmp_path, with_password(tmp_path)) as there,
+        closing(MqttPictures(settings_for(there.port, user="dock", password_file=password))) as source,
+    ):
+        until(lambda: "Not authorized" in source.status.explained, f"refused: {source.status}")
+        password.write_text("hunter2\n")
+        until(lambda: source._live_s > 0, f"subscribed: {source.status}")
 
 
 def test_a_file_says_all_that_the_source_is_opened_with(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tests.unit import models_for_tests as models
 from upwell.pipelines.config.pipelines_check import parse_pipelines
 from upwell.pipelines.config.source_config import source_settings
 from upwell.pipelines.frame import Frame
+from upwell.pipelines.sources import mqtt
 from upwell.pipelines.sources.base import (
     MqttTopicSettings,
     Patience,
@@ -243,6 +245,37 @@ def test_where_all_are_kept_every_window_comes_once_over_a_restart_of_the_broker
         assert found == [[float(4 * n + k) for k in range(4)] for n in range(7)]
         assert source.next(0) is None
         assert (source.status.captured, source.status.given) == (7, 7)
+
+
+@needs_mosquitto
+def test_where_all_are_kept_a_message_may_complete_any_number_of_windows(there: Broker) -> None:
+    """A gateway may send the samples of a minute at once."""
+    with closing(subscribed(there, "all")) as source, closing(Sensor(there.port)) as sensor:
+        sensor.say(rows(200))
+        found: list[list[float]] = []
+        until(lambda: _taken(source, found) == 50, f"all windows: {source.status}")
+        assert found == [[float(4 * n + k) for k in range(4)] for n in range(50)]
+        assert (source.status.captured, source.status.superseded) == (50, 0)
+
+
+@needs_mosquitto
+def test_windows_of_one_message_take_no_more_memory_than_may_wait(
+    there: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mqtt, "_WAITING_BYTES", 20 * 8 * 4 * 2)
+    with closing(subscribed(there, "all")) as source, closing(Sensor(there.port)) as sensor:
+        sensor.say(rows(200))
+        found: list[list[float]] = []
+        until(lambda: _taken(source, found) == 20, f"the last windows: {source.status}")
+        assert found == [[float(4 * n + k) for k in range(4)] for n in range(30, 50)]
+        assert (source.status.captured, source.status.superseded) == (50, 30)
+
+
+@needs_mosquitto
+def test_a_sensor_that_is_silent_is_said_to_send_no_samples(there: Broker) -> None:
+    topic = MqttTopicSettings(f"mqtt://127.0.0.1:{there.port}", TOPIC, patience=replace(QUICK, silent_s=0.2))
+    with closing(open_source(SeriesTopicSettings(topic, SHAPE))) as source:
+        until(lambda: source.status.explained == "no new sample for 0.2 s", f"it is silent: {source.status}")
 
 
 def _taken(source: Source, found: list[list[float]]) -> int:

@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -64,6 +65,24 @@ def test_a_file_is_given_whole_and_in_order(video: Path) -> None:
     source.close()
     source.close()
     assert held().is_within(before)
+
+
+def test_a_frame_of_a_file_is_no_older_than_its_reader_makes_it(video: Path) -> None:
+    """The decoder is ahead; a frame that waits there for a slow model must not be late for its deadline."""
+    source = VideoSource(VideoSettings(str(video)))
+    for _ in range(3):
+        until(lambda: _is_ahead(source), "the decoder has more")
+        before_s, before_unix_s = time.monotonic(), time.time()
+        frame = source.next(10)
+        assert frame is not None
+        assert frame.captured_s >= before_s
+        assert frame.captured_unix_s >= before_unix_s - 0.1
+    source.close()
+
+
+def _is_ahead(source: VideoSource) -> bool:
+    connection = source._connection
+    return connection is not None and connection.decoder.counts.decoded > source.status.given
 
 
 def test_of_a_file_that_keeps_the_latest_what_is_replaced_is_counted(video: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import sys
 from dataclasses import replace
@@ -155,6 +156,15 @@ def test_what_somebody_removed_is_not_missed_and_what_was_left_unfinished_goes(t
     (tmp_path / f".{picture_name(message(2))}.0123abcd.new").write_bytes(b"half")
     PictureFolder(settings).deliver([message(3, picture=b"x" * 30)])
     assert sorted(os.listdir(tmp_path)) == [picture_name(message(1)), picture_name(message(3))]
+
+
+def test_a_folder_that_somebody_removed_is_made_again(tmp_path: Path) -> None:
+    folder = tmp_path / "pictures"
+    sink = PictureFolder(PicturesSettings(folder, 100))
+    sink.deliver([message(0, picture=b"x" * 60)])
+    shutil.rmtree(folder)
+    sink.deliver([message(number, picture=b"x" * 60) for number in (1, 2)])
+    assert os.listdir(folder) == [picture_name(message(2))]
 
 
 def test_a_picture_larger_than_the_folder_may_be_is_poisonous(tmp_path: Path) -> None:
