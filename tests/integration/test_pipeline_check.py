@@ -55,6 +55,7 @@ def run(*arguments: str | Path) -> Result:
 def pipelines(tmp_path: Path) -> Path:
     path = tmp_path / "pipelines.yaml"
     path.write_text(PIPELINES)
+    (tmp_path / "dock.mp4").touch()
     return path
 
 
@@ -111,6 +112,50 @@ def test_every_problem_is_told_with_its_place_and_the_exit_code_says_so(pipeline
     assert found["problems"][1] == {
         "line": 8, "column": 9, "key": "pipelines.dock.steps[2].trak", "message": "unknown key; did you mean 'track'?",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("source", "column", "told"),
+    [
+        ("video: dok.mp4", 21, "error: video: there is no file {}/dok.mp4; did you mean 'dock.mp4'?"),
+        ("video: recordigs/1.mp4", 21, "error: video: there is no folder {}/recordigs; did you mean 'recordings'?"),
+        ("video: recordings", 21, "error: video: {}/recordings is not a file"),
+        ("folder: record, watch: false", 22, "error: folder: there is no folder {}/record; did you mean 'recordings'?"),
+        ("folder: quite-another", 22, "warning: folder: there is no folder {}/quite-another"),
+        ("camera: /dev/nul", 22, "warning: camera: there is no device /dev/nul; did you mean 'null'?"),
+    ],
+)  # fmt: skip
+def test_a_source_that_is_not_there_is_told_with_the_name_that_was_meant(
+    pipelines: Path, source: str, column: int, told: str
+) -> None:
+    (pipelines.parent / "recordings").mkdir()
+    pipelines.write_text(PIPELINES.replace("video: dock.mp4", source))
+    done = run(pipelines)
+    kind, key, text = told.format(pipelines.parent).split(": ", 2)
+    first = f"{kind}: {pipelines}:4:{column}: pipelines.dock.source.{key}: {text}"
+    assert (done.exit_code, done.stdout.splitlines()[0]) == (int(kind == "error"), first)
+    assert ("-> change" in done.stdout) == (kind == "warning")
+
+
+def test_samples_that_are_not_there_are_told_beside_every_other_problem(pipelines: Path, agent: Path) -> None:
+    series = "{series: {file: motor.csv, fields: [x], rate: 1, size: 1}}"
+    pipelines.write_text(f"pipelines: {{m: {{source: {series}, steps: [{{infer: {{model: peple}}}}]}}}}\n")
+    lines = run(pipelines, "-c", agent).stdout.splitlines()
+    assert [line.partition("pipelines.m.")[2] for line in lines] == [
+        f"source.series.file: there is no file {pipelines.parent}/motor.csv",
+        "steps[0].infer.model: agent.yaml has no model 'peple'; did you mean 'people'?",
+    ]
+
+
+def test_a_misspelt_field_of_an_answer_is_told_with_its_place(pipelines: Path, agent: Path) -> None:
+    pipelines.write_text(PIPELINES.replace("object.helmet.label ==", "object.helmet.lable =="))
+    done = run(pipelines, "-c", agent)
+    assert (done.exit_code, done.stdout) == (
+        1,
+        f"error: {pipelines}:13:50: pipelines.dock.events[0].where: object.helmet.lable: answers of model 'helmet' "
+        "have no field 'lable'; did you mean 'label'?\n",
+    )
+    assert run(pipelines).exit_code == 0  # without models nobody knows
 
 
 def test_a_file_that_is_not_there_is_wrong_use(pipelines: Path) -> None:

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from upwell.edge.bundle.archive import unpacked
 from upwell.edge.bundle.bundle import DESCRIPTION_NAME
 from upwell.edge.config import AgentConfig
 from upwell.edge.models.model_config import EdgeSide
 from upwell.shared.errors import ConfigError, Problem
-from upwell.shared.signature.model_yaml import ImageInput, ModelDescription, TensorInput, load_description
+from upwell.shared.signature.model_yaml import ImageInput, ModelDescription, Output, TensorInput, load_description
 from upwell.shared.signature.signature import OutputKind
 
-_FIRST: tuple[OutputKind, ...] = (
-    "detections", "probabilities", "logits", "segments", "masks", "embedding", "tensor",
+_BOXES, _CLASSES, _NUMBERS = _PREFERRED = ("objects",), ("label", "score"), ("value", "values")
+"""What `AnswerReader` writes of an output, in order of preference: boxes, classes, numbers."""
+_FIELDS: Mapping[OutputKind, Collection[str]] = MappingProxyType(
+    {
+        "detections": _BOXES, "probabilities": _CLASSES, "logits": _CLASSES, "segments": _NUMBERS, "masks": _NUMBERS,
+        "embedding": _NUMBERS, "tensor": _NUMBERS,
+    }
 )  # fmt: skip
-"""The kinds of output that a pipeline reads, in order of preference: boxes, classes, numbers."""
+_ALWAYS = ("route", "reason", "id", "case")
+"""What an answer says besides its outputs; `case` only if the cloud is still to answer."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +35,8 @@ class SignatureFacts:
 
     `output_kind` and `takes_picture` are None if only the model itself can tell, because it is in the cloud alone or
     not yet downloaded. `labels` are None if it names none. `has_cloud`: its input may leave the device. `tensor` is
-    the shape of its one input without the batch dimension if that is a tensor; None if unknown.
+    the shape of its one input without the batch dimension if that is a tensor; None if unknown. `fields` are those of
+    an answer as events write it, each with its own fields if it has any; None if unknown.
     """
 
     output_kind: OutputKind | None
@@ -36,6 +44,7 @@ class SignatureFacts:
     takes_picture: bool | None = True
     has_cloud: bool = False
     tensor: tuple[int, ...] | None = None
+    fields: Mapping[str, Collection[str]] | None = None
 
 
 def signatures_of(config: AgentConfig) -> Mapping[str, SignatureFacts]:
@@ -89,10 +98,23 @@ def _of_folder(folder: Path, path: Path, has_cloud: bool) -> SignatureFacts:
 
 def _facts(description: ModelDescription, has_cloud: bool) -> SignatureFacts:
     signature = description.signature
-    output = min(signature.outputs.values(), key=lambda one: _FIRST.index(one.kind))
+    output = min(signature.outputs.values(), key=lambda one: _PREFERRED.index(_FIELDS[one.kind]))
     inputs = list(signature.inputs.values())
     takes_picture = len(inputs) == 1 and isinstance(inputs[0], ImageInput)
     tensor: tuple[int, ...] | None = None
     if len(inputs) == 1 and isinstance(inputs[0], TensorInput):
         tensor = inputs[0].shape[1:] if signature.rows else inputs[0].shape
-    return SignatureFacts(output.kind, output.labels or None, takes_picture, has_cloud, tensor)
+    fields = _fields(signature.outputs)
+    return SignatureFacts(output.kind, output.labels or None, takes_picture, has_cloud, tensor, fields)
+
+
+def _fields(outputs: Mapping[str, Output]) -> Mapping[str, Collection[str]]:
+    """The fields of an answer with these outputs: those of the only one, or of the first of classes, are its own."""
+    first = next((name for name, one in outputs.items() if _FIELDS[one.kind] is _CLASSES), "")
+    fields: dict[str, Collection[str]] = {}
+    for name, one in outputs.items():
+        if len(outputs) == 1 or name == first:
+            fields |= dict.fromkeys(_FIELDS[one.kind], ())
+        else:
+            fields[name] = _FIELDS[one.kind]
+    return fields | dict.fromkeys(_ALWAYS, ())

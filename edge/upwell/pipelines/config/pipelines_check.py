@@ -7,7 +7,9 @@ zones, labels, answers. `_Walk` visits the steps of a pipeline in order and trac
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,23 +43,32 @@ _UNKNOWN = SignatureFacts(None, takes_picture=None)
 
 @dataclass(frozen=True)
 class PipelinesReview:
-    """The result of `check_pipelines`: location -> text. With problems the pipelines cannot run."""
+    """The result of a check: location -> text. With problems the pipelines cannot run."""
 
     problems: Mapping[Location, str]
     warnings: Mapping[Location, str]
 
 
 def parse_pipelines(
-    text: str, path: Path | None = None, models: Mapping[str, SignatureFacts] | None = None
+    text: str,
+    path: Path | None = None,
+    models: Mapping[str, SignatureFacts] | None = None,
+    *,
+    with_sources: bool = False,
 ) -> tuple[PipelinesConfig, list[Problem]]:
-    """The parsed text of a `pipelines.yaml` read from `path`, checked by `check_pipelines`, and the warnings. Raises
-    `ConfigError` with every problem.
+    """The parsed text of a `pipelines.yaml` read from `path`, checked by `check_pipelines`, and the warnings.
+
+    `with_sources`: this machine should have the files, folders and cameras that the sources read. Raises `ConfigError`
+    with every problem.
     """
     config = parse_yaml(text, PipelinesConfig, path)
-    review = check_pipelines(config, models)
-    if review.problems:
-        raise ConfigError(config.problems(review.problems))
-    return config, config.problems(review.warnings)
+    reviews = [check_pipelines(config, models)]
+    if with_sources:
+        reviews.append(_missing_sources(config))
+    problems = config.problems({place: why for review in reviews for place, why in review.problems.items()})
+    if problems:
+        raise ConfigError(problems)
+    return config, config.problems({place: why for review in reviews for place, why in review.warnings.items()})
 
 
 def check_pipelines(config: PipelinesConfig, models: Mapping[str, SignatureFacts] | None = None) -> PipelinesReview:
@@ -304,6 +315,8 @@ class _Walk:
             self._refuse(location, str(error))
         for root, model, label in sorted(names.labels):
             self._compared(location, root, model, label)
+        for root, model, field_, inner in sorted(names.reads):
+            self._answered(location, (root, model, field_), inner)
 
     def _mentioned(self, location: Location, root: str, name: str, has_times: bool) -> None:
         """Refuse a field that does not exist or would never have a value."""
@@ -329,9 +342,24 @@ class _Walk:
             return
         asked = self.on_objects if root == "object" else self.on_frame
         facts = asked.get(model, _UNKNOWN)
-        known = None if root == "frame" and facts.output_kind == "detections" else facts.labels
+        known = None if facts.output_kind == "detections" else facts.labels
         if known is not None and label not in known:
             self._refuse(location, f"model {model!r} has no label {label!r}; {_alike(label, known)}")
+
+    def _answered(self, location: Location, read: tuple[str, str, str], inner: str) -> None:
+        """Refuse a field that no answer of the model has: `object` or `frame`, the model, the field."""
+        root, model, name = read
+        fields = (self.on_objects if root == "object" else self.on_frame).get(model, _UNKNOWN).fields
+        if fields is None:
+            return
+        if root == "frame":  # boxes became objects of the frame
+            fields = {one: within for one, within in fields.items() if "objects" not in (one, *within)}
+        if name not in fields:
+            text = f"{'.'.join(read)}: answers of model {model!r} have no field {name!r}; {_alike(name, fields)}"
+            self._refuse(location, text)
+        elif inner and fields[name] and inner not in fields[name]:
+            text = f"{'.'.join(read)}.{inner}: output {name!r} has no field {inner!r}; {_alike(inner, fields[name])}"
+            self._refuse(location, text)
 
     def _event(self, location: Location, event: EventSection) -> None:
         trigger = event.on
@@ -364,6 +392,38 @@ def _alike(name: str, known: Collection[str]) -> str:
     return f"expected one of {', '.join(shown[:10])}{more}" if shown else "available: none"
 
 
+def _missing_sources(config: PipelinesConfig) -> PipelinesReview:
+    """Report files, folders and cameras that this machine does not have, with the most similar name beside them.
+
+    A camera and a watched folder may come later: these are warnings.
+    """
+    problems: dict[Location, str] = {}
+    warnings: dict[Location, str] = {}
+    for name, pipeline in config.pipelines.items():
+        source = pipeline.source
+        what = {"folder": "folder", "camera": "device"}.get(source.kind, "file")
+        may_come = what == "device" or (what == "folder" and source.watch)
+        for key, path in source.local.items():
+            place: Location = ("pipelines", name, "source", *key)
+            if why := _absent(path, what):
+                (warnings if may_come else problems)[place] = why
+    return PipelinesReview(problems, warnings)
+
+
+def _absent(path: Path, what: str) -> str:
+    """Why there is no such file, folder or device; "" if there is one."""
+    if os.path.exists(path):
+        return "" if os.path.isdir(path) == (what == "folder") else f"{path} is not a {what}"
+    part = path
+    while not os.path.exists(part.parent):
+        part, what = part.parent, "folder"
+    names: list[str] = []
+    with suppress(OSError):  # this user may not read them
+        names = os.listdir(part.parent)
+    alike = difflib.get_close_matches(part.name, names, n=1)
+    return f"there is no {what} {part}" + (f"; did you mean {alike[0]!r}?" if alike else "")
+
+
 def _shared_sources(config: PipelinesConfig) -> dict[Location, str]:
     """Report cameras and folders that two pipelines read: each would get only a part of the frames."""
     problems: dict[Location, str] = {}
@@ -385,10 +445,10 @@ def _shared_sources(config: PipelinesConfig) -> dict[Location, str]:
 
 
 def _shared_files(config: PipelinesConfig) -> dict[Location, str]:
-    """Report sinks that would write to each other's files or to a folder that a source reads."""
+    """Report sinks that would write to each other's files or to a file or folder that a source reads."""
     problems: dict[Location, str] = {}
     written: dict[Path, str] = {}
-    read = {one.source.folder: name for name, one in config.pipelines.items() if one.source.folder is not None}
+    read = {place: name for name, one in config.pipelines.items() for place in one.source.local.values()}
     for name, pipeline in config.pipelines.items():
         for index, sink in enumerate(pipeline.sinks):
             location: Location = ("pipelines", name, "sinks", index, sink.kind)
@@ -397,7 +457,8 @@ def _shared_files(config: PipelinesConfig) -> dict[Location, str]:
                 continue
             if path in written:
                 problems[location] = f"{written[path]} also writes to {path}; expected a separate path"
-            elif sink.pictures and path in read:
-                problems[location] = f"the source of {read[path]!r} reads {path} and would treat these pictures as new"
+            elif path in read:
+                as_new = " and would treat these pictures as new" if sink.pictures else "; expected a separate path"
+                problems[location] = f"the source of {read[path]!r} reads {path}{as_new}"
             written.setdefault(path, f"sink {index + 1} of {name!r}")
     return problems

@@ -45,6 +45,9 @@ ANSWERS = "answers"
 _NAMED = r"(?:\.\s*(\w+)\b(?!\s*\()|\[\s*\0(\d+)\0\s*\])"
 _FIELD = re.compile(r"(?<![\w.\0])(object|frame)\s*\.\s*(\w+)\b", re.ASCII)
 _ANSWER_OF = re.compile(rf"(?<![\w.\0])(object|frame)\s*\.\s*{ANSWERS}\s*{_NAMED}", re.ASCII)
+_READ = re.compile(
+    rf"(?<![\w.\0])(object|frame)\s*\.\s*(?:{ANSWERS}\s*{_NAMED}|(\w+)\b)\s*{_NAMED}(?:\s*{_NAMED})?", re.ASCII
+)
 _DWELL = re.compile(rf"(?<![\w.\0])object\s*\.\s*dwell_s\s*{_NAMED}", re.ASCII)
 _LABEL = re.compile(
     rf"(?<![\w.\0])(object|frame)\s*(?:\.\s*(?:{ANSWERS}\s*{_NAMED}|(\w+))\s*)?\.\s*label\s*"
@@ -59,7 +62,8 @@ class ConditionNames:
 
     `fields` are pairs of `object` or `frame` and the field read. `answers` are such pairs with the models read as
     `answers["my-model"]`; `zones` are those of `object.dwell_s`. `labels` are `object` or `frame`, a model (empty for
-    the object's own label) and a text that its label is compared with. `reads_object`: whether it reads an object.
+    the object's own label) and a text that its label is compared with. `reads` are `object` or `frame`, a model, a
+    field of its answer, and a field of that (empty without one). `reads_object`: whether it reads an object.
     """
 
     fields: frozenset[tuple[str, str]] = frozenset()
@@ -67,6 +71,7 @@ class ConditionNames:
     zones: frozenset[str] = frozenset()
     labels: frozenset[tuple[str, str, str]] = frozenset()
     reads_object: bool = False
+    reads: frozenset[tuple[str, str, str, str]] = frozenset()
 
 
 def names_in(source: str) -> ConditionNames:
@@ -78,6 +83,7 @@ def names_in(source: str) -> ConditionNames:
         frozenset(one[1] or _unquoted(text, one[2]) for one in _DWELL.finditer(text.code)),
         frozenset(_labels(text)),
         re.search(r"\bobject\b", text.code) is not None,
+        frozenset(_reads(text)),
     )
 
 
@@ -86,6 +92,16 @@ def _labels(text: ExpressionText) -> Iterator[tuple[str, str, str]]:
         model = one[2] or (_unquoted(text, one[3]) if one[3] else one[4] or "")
         for index in [one[5]] if one[5] else re.findall(r"\0(\d+)\0", one[6]):
             yield one[1], model, _unquoted(text, index)
+
+
+def _reads(text: ExpressionText) -> Iterator[tuple[str, str, str, str]]:
+    for one in _READ.finditer(text.code):
+        model, field, inner = (
+            name or (_unquoted(text, quoted) if quoted else "")
+            for name, quoted in ((one[2] or one[4], one[3]), (one[5], one[6]), (one[7], one[8]))
+        )
+        if one[4] not in (ANSWERS, *OBJECT_FIELDS, *FRAME_FIELDS):
+            yield one[1], model, field, inner
 
 
 def _unquoted(text: ExpressionText, index: str) -> str:

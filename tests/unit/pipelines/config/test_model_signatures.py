@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from upwell.edge.bundle.archive import write_archive
 from upwell.edge.config import AgentConfig
 from upwell.pipelines.config.model_signatures import SignatureFacts, signatures_of
+from upwell.pipelines.run.infer_step import AnswerReader
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError
+from upwell.shared.signature.signature import LogicalOutput, OutputKind, Signature
+from upwell.shared.tensors import Array, TensorSpec
 
 IMAGE = "image: {kind: image}"
 
@@ -22,6 +28,11 @@ def described(folder: Path, outputs: str, inputs: str = IMAGE, name: str = "mode
 
 
 def facts(tmp_path: Path, model: str) -> SignatureFacts:
+    """What is known of the model, but for the fields of its answers."""
+    return replace(all_facts(tmp_path, model), fields=None)
+
+
+def all_facts(tmp_path: Path, model: str) -> SignatureFacts:
     text = f"cloud: {{endpoint: '127.0.0.1:1'}}\nagent: {{state_dir: state}}\nmodels: {{m: {{{model}}}}}\n"
     return signatures_of(parse_yaml(text, AgentConfig, tmp_path / "agent.yaml"))["m"]
 
@@ -54,7 +65,51 @@ def test_of_several_outputs_the_boxes_count_and_then_the_classes(tmp_path: Path)
     described(tmp_path / "a", "raw: {kind: tensor}, boxes: {kind: detections, labels: [x]}, p: {kind: logits}")
     described(tmp_path / "b", "e: {kind: embedding}, l: {kind: logits}, p: {kind: probabilities, labels: [n, y]}")
     assert facts(tmp_path, "edge: {bundle: a}") == SignatureFacts("detections", ("x",))
-    assert facts(tmp_path, "edge: {bundle: b}") == SignatureFacts("probabilities", ("n", "y"))
+    assert facts(tmp_path, "edge: {bundle: b}") == SignatureFacts("logits")
+
+
+def test_classes_count_in_the_order_of_the_outputs_whether_they_are_logits_or_not(tmp_path: Path) -> None:
+    """As `AnswerReader` takes them: the label at the top is that of the first."""
+    described(tmp_path / "a", "l: {kind: logits, labels: [a, b]}, p: {kind: probabilities, labels: [n, y]}")
+    assert facts(tmp_path, "edge: {bundle: a}") == SignatureFacts("logits", ("a", "b"))
+
+
+ANSWERS: Mapping[OutputKind, Array] = {
+    "detections": np.array([[[0, 0, 1, 1, 0.9, 0]]], np.float32),
+    "probabilities": np.array([[0.2, 0.8]], np.float32),
+    "logits": np.array([[0.2, 0.8]], np.float32),
+    "masks": np.zeros((1, 2, 2), np.uint8),
+    "segments": np.zeros((1, 2, 2, 2), np.uint8),
+    "embedding": np.zeros((1, 3), np.float32),
+    "tensor": np.zeros((1, 1), np.float32),
+}
+NUMBERS, CLASSES = ("value", "values"), ("label", "score")
+
+
+@pytest.mark.parametrize(
+    ("outputs", "fields"),
+    [
+        ({"p": "logits"}, dict.fromkeys(CLASSES, ())),
+        ({"boxes": "detections"}, {"objects": ()}),
+        ({"speed": "tensor"}, dict.fromkeys(NUMBERS, ())),
+        ({"map": "segments"}, dict.fromkeys(NUMBERS, ())),
+        ({"boxes": "detections", "shapes": "masks"}, {"boxes": ("objects",), "shapes": NUMBERS}),
+        (
+            {"e": "embedding", "l": "logits", "p": "probabilities"},
+            {"e": NUMBERS, "label": (), "score": (), "p": CLASSES},
+        ),
+    ],
+)
+def test_the_fields_of_an_answer_are_those_that_events_write(
+    tmp_path: Path, outputs: Mapping[str, OutputKind], fields: Mapping[str, Collection[str]]
+) -> None:
+    described(tmp_path / "a", ", ".join(f"{name}: {{kind: {kind}}}" for name, kind in outputs.items()))
+    always = dict.fromkeys(("route", "reason", "id", "case"), ())
+    assert all_facts(tmp_path, "edge: {bundle: a}").fields == {**fields, **always}
+    logical = tuple(LogicalOutput(name, kind, TensorSpec(name, "FP32", (-1,))) for name, kind in outputs.items())
+    written = AnswerReader(Signature((), logical, True)).facts({name: ANSWERS[kind] for name, kind in outputs.items()})
+    assert written.keys() <= fields.keys()
+    assert all(not fields[name] or set(said) <= set(fields[name]) for name, said in written.items())
 
 
 @pytest.mark.parametrize(

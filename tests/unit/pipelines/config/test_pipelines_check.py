@@ -127,6 +127,13 @@ def test_a_camera_belongs_to_one_pipeline() -> None:
     ]
 
 
+def test_events_are_not_written_into_the_samples_that_a_pipeline_reads() -> None:
+    series = "series: {file: motor.jsonl, fields: [x], rate: 1, size: 1}"
+    assert problems(whole("", "{name: a, on: frame}", series, "{jsonl: motor.jsonl}")) == [
+        f"sinks[0].jsonl: the source of 'p' reads {Path('motor.jsonl').absolute()}; expected a separate path"
+    ]
+
+
 def test_a_model_called_as_a_field_of_an_object_is_refused() -> None:
     steps = "{infer: {model: score}}"
     assert problems(whole(steps), {"score": SignatureFacts("logits")}) == [
@@ -179,6 +186,34 @@ def test_times_are_of_objects_that_are_followed() -> None:
     pytest.importorskip("cel_expr_python")
     text = whole(BOXED, "{name: a, on: frame, where: object.age_s > 1}")
     assert problems(text) == ["events[0].where: object.age_s needs an earlier `track` step"]
+
+
+def test_a_field_that_no_answer_has_is_refused_where_the_model_is_known() -> None:
+    pytest.importorskip("cel_expr_python")
+    fields = {"label": (), "speed": ("value", "values"), "boxes": ("objects",)}
+    models = {"ship": SignatureFacts("probabilities", fields=fields), "far": MODELS["far"]}
+
+    def where(condition: str) -> str:
+        return whole("{infer: {model: ship}}, {infer: {model: far}}", f"{{name: a, on: frame, where: '{condition}'}}")
+
+    told = "events[0].where: frame.ship"
+    assert problems(where('frame.ship.lable == "a"'), models) == [
+        f"{told}.lable: answers of model 'ship' have no field 'lable'; did you mean 'label'?"
+    ]
+    assert problems(where('frame.answers["ship"].speed.valu > 1'), models) == [
+        f"{told}.speed.valu: output 'speed' has no field 'valu'; did you mean 'value'?"
+    ]
+    assert problems(where("size(frame.ship.boxes.objects) > 1"), models) == [  # they are objects of the frame
+        f"{told}.boxes: answers of model 'ship' have no field 'boxes'; expected one of label, speed"
+    ]
+    parse_pipelines(where('frame.far.lable == "a" || frame.ship.speed.value > 1'), None, models)
+
+
+def test_the_labels_of_a_detector_are_not_those_of_its_classes() -> None:
+    pytest.importorskip("cel_expr_python")
+    models = {"boxes": MODELS["people"], "plates": SignatureFacts("detections", ("plate",))}
+    steps = "{infer: {model: boxes}}, {infer: {model: plates, on: objects}}"
+    parse_pipelines(whole(steps, "{name: a, on: frame, where: 'object.plates.label == \"dirty\"'}"), None, models)
 
 
 @pytest.mark.parametrize("read", ["frame.kind.label", 'frame.answers["kind"].label'])

@@ -14,9 +14,12 @@ def names(
     answers: Iterable[tuple[str, str]] = (),
     zones: Iterable[str] = (),
     labels: Iterable[tuple[str, str, str]] = (),
+    reads: Iterable[tuple[str, str, str, str]] = (),
     reads_object: bool = True,
 ) -> ConditionNames:
-    return ConditionNames(frozenset(fields), frozenset(answers), frozenset(zones), frozenset(labels), reads_object)
+    return ConditionNames(
+        frozenset(fields), frozenset(answers), frozenset(zones), frozenset(labels), reads_object, frozenset(reads)
+    )
 
 
 @pytest.mark.parametrize(
@@ -25,11 +28,19 @@ def names(
         ('object.label == "person"', names(fields=[("object", "label")], labels=[("object", "", "person")])),
         (
             "object . helmet . label != 'none'",
-            names(fields=[("object", "helmet")], labels=[("object", "helmet", "none")]),
+            names(
+                fields=[("object", "helmet")],
+                labels=[("object", "helmet", "none")],
+                reads=[("object", "helmet", "label", "")],
+            ),
         ),
         (
             'object.answers["my-model"].label == "a" || frame.answers.scene.score > 0.5',
-            names(answers=[("object", "my-model"), ("frame", "scene")], labels=[("object", "my-model", "a")]),
+            names(
+                answers=[("object", "my-model"), ("frame", "scene")],
+                labels=[("object", "my-model", "a")],
+                reads=[("object", "my-model", "label", ""), ("frame", "scene", "score", "")],
+            ),
         ),
         (
             'object.label in ["a", \'b\' ,"c"]',
@@ -38,12 +49,25 @@ def names(
         ("object.label in []", names(fields=[("object", "label")])),
         (
             'frame.scene.label == "night"',
-            names(fields=[("frame", "scene")], labels=[("frame", "scene", "night")], reads_object=False),
+            names(
+                fields=[("frame", "scene")],
+                labels=[("frame", "scene", "night")],
+                reads=[("frame", "scene", "label", "")],
+                reads_object=False,
+            ),
         ),
         ('"object.x.label" == pipeline // object.y', names(reads_object=False)),
         (
             "object.score > 0.5 && has(object.helmet.label)",
-            names(fields=[("object", "score"), ("object", "helmet")]),
+            names(fields=[("object", "score"), ("object", "helmet")], reads=[("object", "helmet", "label", "")]),
+        ),
+        (
+            "frame.boat['speed'].value > 1 || object.cap.label.startsWith('r') || size(object.answers.cap) > 1",
+            names(
+                fields=[("frame", "boat"), ("object", "cap")],
+                answers=[("object", "cap")],
+                reads=[("frame", "boat", "speed", "value"), ("object", "cap", "label", "")],
+            ),
         ),
         ("object.dwell_s.door > 1", names(fields=[("object", "dwell_s")], zones=["door"])),
         ("object.dwell_s['back-yard'] > 1", names(fields=[("object", "dwell_s")], zones=["back-yard"])),
