@@ -82,7 +82,9 @@ class Scene:
 
     `answers` maps a model to its answer about the whole frame, unless that is a list of objects. `route`, `reason`
     and `degraded` are those of the last answer about the frame; empty before the first one. `requests` are the ids of
-    the requests to the agent about it, in order.
+    the requests to the agent about it, in order. `untracked` are objects that the tracker left out, mostly since it
+    sees them for the first time: nothing is said of them, but they may have to be hidden. `last_answered` is the number
+    of the last frame of the pipeline that was answered, 0 before the first one.
     """
 
     frame: Frame
@@ -93,3 +95,5 @@ class Scene:
     reason: str = ""
     degraded: bool = False
     requests: tuple[str, ...] = ()
+    untracked: tuple[FoundObject, ...] = ()
+    last_answered: int = 0

@@ -65,7 +65,7 @@ def trial(
     results = LateResults()
     with ExitStack() as open_parts:
         agent = open_parts.enter_context(assemble(agent_config, results))
-        _make_room(out)
+        _make_room(out, video)
         runner = open_parts.enter_context(build_pipelines(changed, agent, None, results, shows_frames=has_pictures))
         bar = open_parts.enter_context(progress())
         task = bar.add_task(name, total=frames)
@@ -101,12 +101,15 @@ def _of_recording(config: PipelinesConfig, name: str, recording: Path, events: P
     return config.model_copy(update={"pipelines": {name: changed}})
 
 
-def _make_room(out: Path) -> None:
-    """The folder, without the results of a former run. Raises `ConfigError`."""
+def _make_room(out: Path, recording: Path) -> None:
+    """The folder, without the results of a former run. Raises `ConfigError`, also if the recording is one of them."""
     with ConfigError.on_os_error(out, "cannot be written", "--out"):
         out.mkdir(parents=True, exist_ok=True)
-        for former in (EVENTS, f"{EVENTS}.1", VIDEO):
-            (out / former).unlink(missing_ok=True)
+        results = [out / name for name in (EVENTS, f"{EVENTS}.1", VIDEO)]
+        if any(one.exists() and one.samefile(recording) for one in results):
+            raise ConfigError.at(recording, "the results would replace it; expected another folder", "--out")
+        for former in results:
+            former.unlink(missing_ok=True)
 
 
 def _length(video: Path) -> tuple[int, int | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,11 @@ from PIL import Image
 
 from tests.faults.programs import Program
 from tests.faults.scene import until
-from tests.pipelines_run import LIMIT_S, pipelines_text, write_agent
+from tests.pipelines_run import LIMIT_S, pipelines_text, running_pipelines, write_agent
+from upwell.pipelines.config.pipelines_check import parse_pipelines
+from upwell.pipelines.run import pipeline_factory
+from upwell.pipelines.sources.base import Source
+from upwell.pipelines.sources.source_opening import open_source
 from upwell.tools.demo import digit_data
 
 
@@ -101,6 +106,30 @@ def test_changed_pipelines_take_over_and_the_others_go_on(tmp_path: Path, comman
     assert "kept the previous pipelines: " in said
     assert "nobody" in said
     assert "Traceback" not in said
+
+
+def test_pipelines_that_are_being_changed_are_not_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`upwell run` ends when all are over; while its only pipeline is replaced there is none."""
+
+    def text(event: str) -> str:
+        pipeline = {"source": {"folder": str(tmp_path)}, "events": [{"name": event, "on": "frame"}]}
+        return pipelines_text(tmp_path, dock=pipeline)
+
+    said: list[bool] = []
+    asking: list[threading.Thread] = []
+    with running_pipelines(tmp_path, write_agent(tmp_path), text("seen")) as it:
+
+        def opened(*arguments: Any) -> Source:
+            asking.append(threading.Thread(target=lambda: said.append(it.runner.is_over)))
+            asking[-1].start()
+            asking[-1].join(0.2)  # it may have to wait for the change
+            return open_source(*arguments)
+
+        monkeypatch.setattr(pipeline_factory, "open_source", opened)
+        it.runner.change(parse_pipelines(text("read"), tmp_path / "pipelines.yaml")[0])
+        for thread in asking:
+            thread.join()
+    assert said == [False]
 
 
 def test_where_a_new_sink_cannot_be_opened_the_former_pipelines_are_back(tmp_path: Path) -> None:

@@ -273,6 +273,16 @@ def test_a_lost_source_is_a_problem_of_the_whole_and_health_says_which(tmp_path:
     assert health["pipelines"]["dock"]["frames"] == {"answered": captured}
 
 
+def test_a_source_that_broke_off_is_a_problem_of_the_whole_too(tmp_path: Path, short: Path) -> None:
+    """An agent goes on without it, and nobody would see that."""
+    pipelines = {name: {"source": {"video": str(short.with_name(name))}} for name in (short.name, "nothing.mp4")}
+    renamed = {name.removesuffix(".mp4"): pipeline for name, pipeline in pipelines.items()}
+    with running_pipelines(tmp_path, write_agent(tmp_path), pipelines_text(tmp_path, **renamed)) as it:
+        it.wait()
+        problems = it.runner.health().problems
+    assert problems == ["pipeline nothing: the source has ended: No such file or directory"]
+
+
 @pytest.mark.slow
 def test_with_dead_receivers_the_end_takes_a_few_seconds(tmp_path: Path) -> None:
     path = write_video(tmp_path / "still.mp4", [next(digit_data.video(SHOWN))] * 3)

@@ -49,6 +49,15 @@ def test_pictures_of_one_row_or_one_pixel_are_answered_and_shown(tmp_path: Path)
         assert shapes == [(2, width + 1, 3)] * 3
 
 
+def test_a_recording_is_never_replaced_by_its_own_results(tmp_path: Path) -> None:
+    """Who tries the annotated video of before again must not lose it."""
+    (tmp_path / "out").mkdir()
+    recording = write_grey(tmp_path / "small.mkv", 4, 4).rename(tmp_path / "out" / "annotated.mp4")
+    refused = tried(tmp_path, recording).exception
+    assert str(refused) == f"{recording}: --out: the results would replace it; expected another folder"
+    assert recording.stat().st_size > 0
+
+
 def test_what_is_no_video_is_refused_and_former_results_stay(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "events.jsonl").write_text("of before")

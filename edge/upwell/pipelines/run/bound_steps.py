@@ -25,12 +25,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BoundSteps:
-    """The steps of a pipeline, and what they share with its events."""
+    """The steps of a pipeline, and what they share with its events. `detectors` are the models that find objects."""
 
     steps: tuple[Step, ...]
     zones: Zones
     inferences: Mapping[str, Inference]
     asked_about_objects: Sequence[InferObjects]
+    detectors: tuple[str, ...]
 
 
 def bind_steps(name: str, section: PipelineSection, agent: AgentCore) -> BoundSteps:
@@ -57,6 +58,11 @@ def bind_steps(name: str, section: PipelineSection, agent: AgentCore) -> BoundSt
         zones,
         {one.inference.settings.model: one.inference for one in infers},
         [one for one in infers if isinstance(one, InferObjects)],
+        tuple(
+            one.inference.settings.model
+            for one in infers
+            if isinstance(one, InferFrame) and one.inference.reader.finds_objects
+        ),
     )
 
 
@@ -106,14 +112,20 @@ class Where:
             return False
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Change:
     detector: ChangeDetector
+    passed: int = 0
+    """The number of the frame before if it was let through, else 0."""
     name: ClassVar[str] = "change"
 
     def take(self, scene: Scene, until_s: float) -> Scene:  # noqa: ARG002  as every step takes it
+        if self.passed and scene.last_answered != self.passed:
+            self.detector.forget()  # what it showed has not been told yet
+        self.passed = 0
         if not self.detector.is_changed(scene.frame):
             raise FrameDropped("unchanged")
+        self.passed = scene.frame.number
         return scene
 
 
@@ -123,7 +135,10 @@ class _Track:
     name: ClassVar[str] = "track"
 
     def take(self, scene: Scene, until_s: float) -> Scene:  # noqa: ARG002
-        return replace(scene, objects=self.tracker.update(scene.objects, scene.frame.at_s))
+        tracked = self.tracker.update(scene.objects, scene.frame.at_s)
+        known = {(one.label, one.box) for one in tracked}
+        untracked = tuple(one for one in scene.objects if (one.label, one.box) not in known)
+        return replace(scene, objects=tracked, untracked=untracked)
 
 
 @dataclass(frozen=True)
@@ -154,5 +169,5 @@ class _Blur:
     name: ClassVar[str] = "blur"
 
     def take(self, scene: Scene, until_s: float) -> Scene:  # noqa: ARG002
-        boxes = [found.box for found in scene.objects if found.label in self.labels]
+        boxes = [found.box for found in (*scene.objects, *scene.untracked) if found.label in self.labels]
         return replace(scene, pixels=blur(scene.pixels, boxes)) if boxes else scene

@@ -31,8 +31,9 @@ class PublishedAs:
     """How the events of one pipeline are written.
 
     `model` is the first one asked, empty without any. Its rules hold for everything that leaves the device, those of
-    another model for what that model answered. `tags` are those of the requests, by model. `readers` read the answers
-    of the models that were asked about objects or frames.
+    another model for what that model answered. `detectors` are the models whose boxes are objects of the frame: nobody
+    knows which of them found an object, so the rules of all hold for it. `tags` are those of the requests, by model.
+    `readers` read the answers of the models that were asked about objects or frames.
     """
 
     pipeline: str
@@ -41,6 +42,7 @@ class PublishedAs:
     has_pictures: bool = False
     zones: Zones | None = None
     readers: Mapping[str, AnswerReader] = field(default_factory=dict)
+    detectors: tuple[str, ...] = ()
 
 
 class Publisher:
@@ -66,7 +68,7 @@ class Publisher:
         """Late answers come on another thread; the lower sequence must be written first."""
 
     def publish(self, answered: AnsweredFrame) -> Sequence[Event]:
-        """Put the events of the frame into the outbox; what is returned is durable."""
+        """Put the events of the frame into the outbox and return them; none if they cannot be stored."""
         if not answered.fired:
             return ()
         scene = answered.scene
@@ -84,7 +86,7 @@ class Publisher:
                 self._late.settle(expected, are_kept=are_kept)
         for amendment in amendments if are_kept else ():
             self._note(amendment)
-        return events
+        return events if are_kept else ()
 
     def _event(self, fired: FiredEvent, answered: AnsweredFrame) -> Event:
         scene = answered.scene
@@ -109,12 +111,12 @@ class Publisher:
         found: list[JudgedRequest] = [
             (model, {**self._as.tags.get(model, {}), **dict(object_tags(one))})
             for one in event.objects
-            for model in dict.fromkeys((self._as.model, *one.answers))
+            for model in dict.fromkeys((self._as.model, *self._as.detectors, *one.answers))
         ]
         found += [
             (model, self._as.tags.get(model, {}))
             for model in event.answers
-            if model not in self._as.readers or not self._as.readers[model].finds_objects  # boxes: judged as objects
+            if not event.objects or model not in self._as.detectors  # boxes: judged as objects
         ]
         found = found or [(self._as.model, self._as.tags.get(self._as.model, {}))]
         return [one for index, one in enumerate(found) if one not in found[:index]]
@@ -136,7 +138,8 @@ class Publisher:
         if reader is None:
             return None
         outputs = result.response().outputs
-        facts = {**reader.facts(outputs, waiting.row), "route": "cloud", "reason": result.reason}
+        facts = reader.facts(outputs, waiting.row, with_boxes=waiting.object is not None)
+        facts |= {"route": "cloud", "reason": result.reason}
         if waiting.object is not None:
             found = _read(waiting.object)
             objects: tuple[FoundObject, ...] = (replace(found, answers={**found.answers, waiting.model: facts}),)
@@ -146,7 +149,7 @@ class Publisher:
                 self._on_amended(waiting.model, found.track, case, facts)
         else:
             objects = reader.objects(outputs, waiting.row)
-            answers = {} if reader.finds_objects else {waiting.model: facts}
+            answers = {waiting.model: facts}
         # Always the same: if the process ends in between, the answer is delivered again.
         about = f"{waiting.event_id} {result.spool_id} {waiting.model} {waiting.row}"
         return Event(

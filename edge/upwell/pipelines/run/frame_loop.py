@@ -41,8 +41,9 @@ class FrameLoop(Closing):
     """Frames of `source` through `steps`. Iterate over it in one thread; close it, or use it as a context manager.
 
     `deadline_s` counts from a frame's capture; infinite if only the models' policies have a deadline. `publish` gets
-    each frame that went into the steps, an answered one before the iteration yields it. When the source ends, it gets
-    the last frame once more, with the events that the end fires.
+    each frame that went into the steps, an answered one before the iteration yields it. It returns False if the
+    frame's events cannot be stored: the source then keeps the frame, if it can. When the source ends, it gets the last
+    frame once more, with the events that the end fires.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class FrameLoop(Closing):
         steps: Sequence[Step],
         rules: EventRules,
         deadline_s: float = math.inf,
-        publish: Callable[[AnsweredFrame | DroppedFrame], None] | None = None,
+        publish: Callable[[AnsweredFrame | DroppedFrame], bool | None] | None = None,
     ) -> None:
         self.name = name
         self.source = source
@@ -87,7 +88,8 @@ class FrameLoop(Closing):
 
     def _answer(self, frame: Frame) -> AnsweredFrame | None:
         until_s = frame.captured_s + self._deadline_s
-        scene = Scene(frame, frame.pixels)
+        last = self._last
+        scene = Scene(frame, frame.pixels, last_answered=0 if last is None else last.scene.frame.number)
         runs: list[StepRun] = []
         try:
             for step in self.steps:
@@ -107,15 +109,15 @@ class FrameLoop(Closing):
             self._frames["answered"] += 1
             self._latencies_s.append(latency_s)
         self._last = AnsweredFrame(scene, self._rules.take(scene), latency_s, runs)
-        self._tell(self._last)
-        self.source.done(frame)
+        if self._tell(self._last):
+            self.source.done(frame)
         return self._last
 
-    def _tell(self, answered: AnsweredFrame) -> None:
+    def _tell(self, answered: AnsweredFrame) -> bool:
+        """Publish the frame; whether its events are stored."""
         with self._lock:
             self._events.update(one.event for one in answered.fired)
-        if self._publish is not None:
-            self._publish(answered)
+        return self._publish is None or self._publish(answered) is not False
 
     def _drop(self, dropped: FrameDropped, scene: Scene, runs: Sequence[StepRun]) -> None:
         self._count(dropped)

@@ -32,6 +32,7 @@ from upwell.shared.errors import (
     UpwellError,
 )
 from upwell.shared.signature.answer_agreement import best_class, found_boxes, label_of
+from upwell.shared.signature.picture_codec import in_rgb
 from upwell.shared.signature.signature import LogicalOutput, Signature
 from upwell.shared.tensors import Array, numpy_dtype
 
@@ -72,14 +73,16 @@ class AnswerReader:
         found = found_boxes(self._row(outputs[self._boxes.name], row))
         return tuple(_object(one, self._boxes.labels) for one in found)
 
-    def facts(self, outputs: Mapping[str, Array], row: int = 0) -> dict[str, Any]:
+    def facts(self, outputs: Mapping[str, Array], row: int = 0, *, with_boxes: bool = True) -> dict[str, Any]:
         """The facts that events write about a row: `label` and `score` of classes, `value` or `values` of a short
-        tensor.
+        tensor, and, unless they are objects of the frame, the `objects` of detections.
 
         With several outputs, the first one of classes is at the top level and each other one under its name.
         """
         facts: dict[str, Any] = {}
         for output in self._outputs:
+            if output is self._boxes and not with_boxes:
+                continue
             said = _facts_of(output, self._row(outputs[output.name], row))
             if len(self._outputs) == 1 or ("label" in said and "label" not in facts):
                 facts.update(said)
@@ -205,7 +208,10 @@ class Inference:
     def about(self, scene: Scene) -> Array:
         """The model's input for a whole frame."""
         window = scene.frame.window
-        return scene.pixels if window is None else _as_input(window, self._signature)
+        if window is not None:
+            return _as_input(window, self._signature)
+        # RGB, but for a model whose callers give BGR; what turns the one into the other turns it back.
+        return in_rgb(self._signature, {self._input: scene.pixels})[self._input]
 
     def ask(self, rows: Array, tags: Mapping[str, str], until_s: float) -> Answer:
         """The agent's answer about these rows. Raises `FrameDropped`."""
@@ -221,12 +227,12 @@ class Inference:
             reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), "failed")
             raise FrameDropped(reason, str(error), id) from error
 
-    def facts(self, answer: Answer, row: int) -> dict[str, Any]:
+    def facts(self, answer: Answer, row: int, *, with_boxes: bool = True) -> dict[str, Any]:
         """The facts that events write about a row of the answer; `id` is that of the request, for `upwell explain`.
 
         They include a `case` if the cloud is still to answer it.
         """
-        facts = self.reader.facts(answer.outputs, row)
+        facts = self.reader.facts(answer.outputs, row, with_boxes=with_boxes)
         about = {"route": str(answer.routes[row]), "reason": str(answer.reason), "id": answer.id}
         return {**facts, **about, **case_of(answer, row)}
 
@@ -260,7 +266,9 @@ def case_of(answer: Answer, row: int) -> dict[str, str]:
 
 
 class InferFrame:
-    """Asks about the whole frame. A detector's boxes become objects; any other answer belongs to the frame."""
+    """Asks about the whole frame. A detector's boxes become objects, beside those of other detectors; any other answer
+    belongs to the frame.
+    """
 
     def __init__(self, inference: Inference) -> None:
         self.inference = inference
@@ -270,13 +278,14 @@ class InferFrame:
         """The scene with the model's answer. Raises `FrameDropped`."""
         ask = self.inference
         answer = ask.ask(ask.about(scene), {}, until_s)
-        found = replace(scene, route=str(answer.route), reason=str(answer.reason), degraded=answer.degraded)
-        facts = ask.facts(answer, 0)
-        if ask.reader.finds_objects:
-            del facts["objects"]  # they are objects of the frame from here on
-            found = replace(found, objects=ask.reader.objects(answer.outputs))
         return replace(
-            found, answers={**scene.answers, ask.settings.model: facts}, requests=(*scene.requests, answer.id)
+            scene,
+            route=str(answer.route),
+            reason=str(answer.reason),
+            degraded=answer.degraded,
+            objects=(*scene.objects, *ask.reader.objects(answer.outputs)),
+            answers={**scene.answers, ask.settings.model: ask.facts(answer, 0, with_boxes=False)},
+            requests=(*scene.requests, answer.id),
         )
 
 

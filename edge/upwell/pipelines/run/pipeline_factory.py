@@ -121,6 +121,7 @@ def _build_pipeline(name: str, section: PipelineSection, agent: AgentCore, share
         any(one.pictures is not None for one in section.sinks),
         bound.zones,
         {model: inference.reader for model, inference in bound.inferences.items()},
+        bound.detectors,
     )
 
     def amended(model: str, track: int, case: str, facts: Mapping[str, Any]) -> None:
@@ -134,12 +135,14 @@ def _build_pipeline(name: str, section: PipelineSection, agent: AgentCore, share
     publisher = Publisher(published_as, shared.outbox, shared.late, amended, note)
     preview: Preview | None = None
 
-    def tell(frame: AnsweredFrame | DroppedFrame) -> None:
+    def tell(frame: AnsweredFrame | DroppedFrame) -> bool:
+        fired = frame.fired if isinstance(frame, AnsweredFrame) else ()
         events = publisher.publish(frame) if isinstance(frame, AnsweredFrame) else ()
         if notes is not None:
             notes.note(frame, events)
         if preview is not None and isinstance(frame, AnsweredFrame):
             preview.note(frame)
+        return len(events) == len(fired)
 
     needs_whole = shared.shows_frames or _needs_whole(section)
     source = open_source(source_settings(section.source), lambda: WHOLE if needs_whole else _wanted(bound))

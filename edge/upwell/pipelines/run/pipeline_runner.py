@@ -20,7 +20,7 @@ from upwell.pipelines.preview.preview import Preview
 from upwell.pipelines.run.event_publisher import Publisher
 from upwell.pipelines.run.frame_loop import FrameLoop
 from upwell.pipelines.sinks.outbox import Outbox
-from upwell.pipelines.sources.base import SourceState
+from upwell.pipelines.sources.base import SourceState, SourceStatus
 from upwell.shared.errors import ConfigError
 from upwell.shared.platform.background_thread import BackgroundThread
 from upwell.shared.platform.closing import Closing
@@ -144,16 +144,14 @@ class PipelineRunner(Closing):
 
     @property
     def is_over(self) -> bool:
-        """Whether every source has ended."""
-        return not any(thread.is_alive() for thread in list(self._threads.values()))
+        """Whether every source has ended. Waits for a change in progress, during which none may run."""
+        with self._changing:
+            return not any(thread.is_alive() for thread in self._threads.values())
 
     @property
     def has_failed(self) -> bool:
         """Whether a source stopped for any other reason than its end: the file is missing or cut off."""
-        return any(
-            status.state is SourceState.ENDED and status.explained != ""
-            for status in (pipeline.source.status for pipeline in self.pipelines.values())
-        )
+        return any(_is_broken_off(pipeline.source.status) for pipeline in self.pipelines.values())
 
     @property
     def undelivered(self) -> int:
@@ -176,11 +174,10 @@ class PipelineRunner(Closing):
             self._parts.close()
 
     def health(self) -> HealthPart:
-        """The state of all pipelines for `/health`: a lost source, or a sink that accepts nothing, is a problem of
-        the agent.
+        """The state of all pipelines for `/health`: a source that is lost or broke off, or a sink that accepts nothing,
+        is a problem of the agent.
         """
         statuses = [pipeline.status for pipeline in self.pipelines.values()]
-        lost = [one for one in statuses if one.source.state is SourceState.LOST]
         facts = {
             one.name: {
                 "source": str(one.source.state),
@@ -193,12 +190,21 @@ class PipelineRunner(Closing):
             }
             for one in statuses
         }
-        problems = [f"pipeline {one.name}: the source is lost: {one.source.explained}" for one in lost]
+        problems = [
+            f"pipeline {one.name}: the source {'is lost' if is_lost else 'has ended'}: {one.source.explained}"
+            for one in statuses
+            if (is_lost := one.source.state is SourceState.LOST) or _is_broken_off(one.source)
+        ]
         return HealthPart(facts, problems + self._outbox.problems())
 
     def families(self) -> Iterable[Metric]:
         """The metrics of all pipelines, for a scrape."""
         return *pipeline_families(self.pipelines), *sink_families(self._outbox)
+
+
+def _is_broken_off(source: SourceStatus) -> bool:
+    """Whether it ended for any other reason than its end."""
+    return source.state is SourceState.ENDED and source.explained != ""
 
 
 def _thread(pipeline: FrameLoop) -> BackgroundThread:

@@ -21,7 +21,7 @@ DIFFERENT_LEVELS = 10.0
 
 
 class ChangeDetector:
-    """Lets a frame through if enough of it differs from the last frame that was let through.
+    """Lets a frame through if enough of it differs from the last frame that was let through and answered.
 
     It compares the mean brightness of cells of at least 8 × 8 pixels. The noise of a sensor is independent from pixel
     to pixel, so the mean of a cell has an eighth of it, and the difference of two means √2 eighths: at a standard
@@ -41,20 +41,25 @@ class ChangeDetector:
         self._above, self._at_least_s, self._ignore = above, at_least_s, ignore
         self._shape: tuple[int, ...] = ()
         self._looked_at = np.zeros((0, 0), np.bool_)
-        self._last = np.zeros((0, 0))
-        self._last_s = 0.0
+        self._last, self._last_s = np.zeros((0, 0)), 0.0
+        self._former: tuple[tuple[int, ...], Array, Array, float] = (), self._looked_at, self._last, 0.0
 
     def is_changed(self, frame: Frame) -> bool:
         """Whether to let the frame through: the first one, one of another size, one that differs, or one that
         is due.
         """
         means = _means(frame.luma)
+        former = self._shape, self._looked_at, self._last, self._last_s
         if frame.luma.shape != self._shape:
             self._shape, self._looked_at = frame.luma.shape, self._mask(frame.luma.shape, means.shape)
         elif not self._differs(means) and not self._is_due(frame.at_s):
             return False
-        self._last, self._last_s = means, frame.at_s
+        self._former, self._last, self._last_s = former, means, frame.at_s
         return True
+
+    def forget(self) -> None:
+        """The last frame let through was not answered: compare with the one let through before it again."""
+        self._shape, self._looked_at, self._last, self._last_s = self._former
 
     def _differs(self, means: Array) -> bool:
         different = (np.abs(means - self._last) >= DIFFERENT_LEVELS) & self._looked_at

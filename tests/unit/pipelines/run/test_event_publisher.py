@@ -58,13 +58,17 @@ class Kept:
 
 @contextmanager
 def published(
-    folder: Path, tags: Mapping[str, Mapping[str, str]] = {}, may_send: Any = lambda _: True
+    folder: Path,
+    tags: Mapping[str, Mapping[str, str]] = {},
+    may_send: Any = lambda _: True,
+    detectors: tuple[str, ...] = (),
 ) -> Iterator[tuple[Publisher, Kept, list[tuple[str, int, str]]]]:
     kept, amended = Kept(), []
     outbox = Outbox(folder / "outbox.db", {"dock": [kept]}, OutboxLimits(), may_send)
     late = Amendments(None, lambda *_: True)
     publisher = Publisher(
-        PublishedAs("dock", "cards", tags, readers={"digits": SCORES}), outbox, late,
+        PublishedAs("dock", "cards", tags, readers={"digits": SCORES, "faces": BOXES}, detectors=detectors),
+        outbox, late,
         lambda model, track, case, _: amended.append((model, track, case)),
     )  # fmt: skip
     yield publisher, kept, amended
@@ -79,6 +83,11 @@ def seen(*objects: FoundObject) -> AnsweredFrame:
 
 def found(label: str = "card", zone: str = "", **answers: Mapping[str, Any]) -> FoundObject:
     return FoundObject(label, 0.9, (0, 0, 1, 1), 3, frozenset([zone] if zone else []), answers)
+
+
+BOXES = AnswerReader(
+    Signature((), (LogicalOutput("found", "detections", TensorSpec("found", "FP32", (-1, 1, 6)), ("face",)),), True)
+)
 
 
 def answer(spool_id: str = "case", yes: float = 0.9) -> SpoolResult:
@@ -150,6 +159,34 @@ def test_an_event_leaves_only_where_all_that_it_tells_of_may(
     ):
         publisher.publish(seen(*objects))
     assert bool(kept.messages) is leaves
+
+
+@pytest.mark.parametrize("objects", [[found("face")], []])
+def test_what_a_second_detector_found_or_did_not_find_is_judged_by_its_rules(
+    tmp_path: Path, objects: Sequence[FoundObject]
+) -> None:
+    """Which detector an object is from is not known, so the rules of each hold for it."""
+    with (
+        embedded_agent(write_agent(tmp_path, deny(model="faces"))) as agent,
+        published(tmp_path, {}, may_leave(agent.router), ("cards", "faces")) as (publisher, kept, _),
+    ):
+        about = {"cards": {"route": "edge"}}
+        for answers in (about, {**about, "faces": {"route": "edge"}}):
+            scene = replace(SCENE, answers=answers)
+            publisher.publish(AnsweredFrame(scene, [FiredEvent("seen", tuple(objects))], 0.1))
+        face = np.array([[[0, 0, 1, 1, 0.9, 0]]], np.float32)
+        body = serialize_infer_response(InferResponse("faces", {"found": face}))
+        publisher.amend(replace(WAITING, model="faces", object=None), replace(answer(), answer=body))
+    assert len(kept.messages) == (0 if objects else 1)  # cards alone saw nothing
+
+
+def test_events_that_the_disk_refuses_are_not_returned(tmp_path: Path) -> None:
+    with published(tmp_path) as (publisher, kept, _):
+        assert len(publisher.publish(seen(found()))) == 1
+        assert publisher._outbox.flush(10.0)
+        publisher._outbox.close()
+        assert publisher.publish(seen(found())) == ()
+    assert len(kept.messages) == 1
 
 
 @pytest.fixture

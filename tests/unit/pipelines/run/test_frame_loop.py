@@ -119,6 +119,15 @@ def test_a_source_is_told_of_frames_that_need_no_answer_any_more() -> None:
     assert source.finished == [1, 3, 6]
 
 
+def test_a_source_keeps_a_frame_whose_events_cannot_be_stored() -> None:
+    """A picture of a folder is read again by the next start."""
+    source = MadeSource([PICTURE] * 3)
+    kept = iter([True, False, True])
+    with FrameLoop("dock", source, [], EventRules([], NO_ZONES), publish=lambda _: next(kept, True)) as one:
+        list(one)
+    assert source.finished == [1, 3]
+
+
 def test_a_pipeline_that_is_stopped_ends_after_the_frame_under_way() -> None:
     with FrameLoop("dock", MadeSource([PICTURE] * 9), [Scripted(["answered"] * 9)], EventRules([], NO_ZONES)) as one:
         for number, _ in enumerate(one):

@@ -6,16 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx.helper
 import pytest
 
 from tests.pipelines_run import MadeSource, write_agent
+from tests.unit import models_for_tests as models
 from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.pipelines.events.event_rules import EventRules
 from upwell.pipelines.frame import FoundObject, Frame, Scene
 from upwell.pipelines.frame_outcome import AnsweredFrame, DroppedFrame
 from upwell.pipelines.run import infer_step
 from upwell.pipelines.run.frame_loop import FrameLoop
-from upwell.pipelines.run.infer_step import Inference, InferFrame, InferObjects, InferSettings
+from upwell.pipelines.run.infer_step import Inference, InferFrame, InferObjects, InferSettings, crop_of
 from upwell.pipelines.steps.geometry import Zones
 
 PICTURE = np.zeros((40, 40, 3), np.uint8)
@@ -39,6 +41,63 @@ def test_a_late_answer_holds_for_the_track_only_while_its_case_is_the_last_word(
         first, second = step.take(later, float("inf")).objects
     assert first.answers["digits"] == {"label": "later"}
     assert second.answers["digits"]["label"] == asked["label"]
+
+
+def write_colours(folder: Path, channels: str) -> Path:
+    """An agent whose model says which of three colours a picture has most of."""
+    bundle = folder / "colours"
+    bundle.mkdir()
+    nodes = [onnx.helper.make_node("ReduceMean", ["x"], ["most"], axes=[1, 2], keepdims=0)]
+    pictures, scores = [models.tensor("x", ["rows", 8, 8, 3])], [models.tensor("most", ["rows", 3])]
+    models.save(bundle / "model.onnx", nodes, pictures, scores)
+    (bundle / "model.yaml").write_text(
+        f"signature: {{inputs: {{image: {{kind: image, channels: {channels}}}}}, "
+        "outputs: {most: {kind: logits, labels: [red, green, blue]}}}\n"
+        "pre: [{decode: image}, {resize: {to: [8, 8]}}, {normalize: {scale: 0.01}}]\n"
+    )
+    path = folder / "agent.yaml"
+    path.write_text("models: {colours: {edge: {bundle: colours, runtime: onnx}}}\n")
+    return path
+
+
+@pytest.mark.parametrize("channels", ["rgb", "bgr"])
+def test_a_model_sees_the_colours_that_there_are_whatever_order_its_callers_have(tmp_path: Path, channels: str) -> None:
+    red = PICTURE + np.array([255, 0, 0], np.uint8)
+    scene = Scene(Frame(1, 1.0, 2.0, red, red[:, :, 0]), red, (FOUND,))
+    with embedded_agent(write_colours(tmp_path, channels)) as agent:
+        inference = Inference(agent, InferSettings("colours"), "dock")
+        assert InferFrame(inference).take(scene, float("inf")).answers["colours"]["label"] == "red"
+        (found,) = InferObjects(inference).take(scene, float("inf")).objects
+    assert found.answers["colours"]["label"] == "red"
+
+
+def test_a_track_is_asked_about_again_when_it_is_seen_better_or_its_answer_is_old(tmp_path: Path) -> None:
+    settings = InferSettings("digits", once_per_track=True, better=0.5, older_s=10.0)
+    with embedded_agent(write_agent(tmp_path)) as agent:
+        step = InferObjects(Inference(agent, settings, "dock"))
+
+        def is_asked(at_s: float, side: float) -> bool:
+            found = replace(FOUND, box=(0.1, 0.1, 0.1 + side, 0.1 + side))
+            frame = Frame(1, at_s, 2.0, PICTURE, PICTURE[:, :, 0])
+            return step.take(Scene(frame, PICTURE, (found,)), float("inf")).requests != ()
+
+        assert is_asked(0.0, 0.5)
+        assert not is_asked(1.0, 0.6)  # 44 % larger
+        assert is_asked(2.0, 0.62)  # 54 %
+        assert not is_asked(11.9, 0.62)
+        assert is_asked(12.1, 0.62)
+        assert not is_asked(13.0, 0.62)
+
+
+def test_a_crop_has_its_margin_and_one_that_is_too_small_is_left_out(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, (50, 100, 3), np.uint8)
+    np.testing.assert_array_equal(crop_of(pixels, (0.2, 0.2, 0.4, 0.6), 0.1), pixels[8:32, 18:42])
+    np.testing.assert_array_equal(crop_of(pixels, (0.95, -0.1, 1.2, 0.5), 0.0), pixels[0:25, 95:100])
+    with embedded_agent(write_agent(tmp_path)) as agent:
+        for min_size, requests in ((20, 1), (21, 0)):
+            step = InferObjects(Inference(agent, InferSettings("digits", margin=0.0, min_size=min_size), "dock"))
+            scene = replace(SCENE, objects=(replace(FOUND, box=(0.1, 0.1, 0.6, 0.9)),))
+            assert len(step.take(scene, float("inf")).requests) == requests
 
 
 def test_a_request_that_fails_is_named_with_the_step_that_made_it(tmp_path: Path) -> None:
