@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from upwell.shared.signature.answer_agreement import matched_boxes
 from upwell.shared.signature.signature import LogicalOutput
 from upwell.shared.tensors import Array
 
@@ -139,6 +138,8 @@ def _found_alike(name: str, answer: Floats, reference: Floats, limits: Tolerance
     A detection counts by the square of its score, since rounding decides about one at the threshold. Pairs are matched
     greedily, best reference first. A reference without detections proves nothing, and fails.
     """
+    from upwell.shared.signature.answer_agreement import matched_boxes
+
     if not (reference[..., 5] >= 0).any():
         return Agreement(False, f"{name}: the reference finds nothing in any row, so there is nothing to compare")
     whole = same = 0.0

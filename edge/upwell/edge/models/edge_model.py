@@ -24,7 +24,6 @@ from upwell.shared.quick_values import quick
 from upwell.shared.routing.decide.router_state import SplitRoute
 from upwell.shared.routing.policy.settings import HardSettings, ModelPair
 from upwell.shared.routing.scheduling.run_request import RunRequest
-from upwell.shared.signature.answer_agreement import Judge
 from upwell.shared.signature.processor import CandidatesByOutput, Prepared, Processor, chunk_of, sizes_fit
 from upwell.shared.signature.signature import Signature
 from upwell.shared.tensors import Array, TensorSpec, is_float, numpy_dtype
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from upwell.shared.partition.split.split_file import CutFacts
     from upwell.shared.routing.drift.drift_reference import DriftReference
     from upwell.shared.routing.policy.calibrations import Calibration
+    from upwell.shared.signature.answer_agreement import Judge
 
 State = Literal["ready", "compiling", "fallback"]
 """`ready`: it runs where it should; `compiling`: it runs on the CPU until the accelerator is ready; `fallback`: a
@@ -307,6 +307,8 @@ class EdgeModel:
 
     def judge(self, hard: HardSettings | None) -> Judge | None:
         """What tells whether two answers agree; None for a model whose answers cannot be compared."""
+        from upwell.shared.signature.answer_agreement import Judge
+
         with suppress(ConfigError):
             return Judge(self.signature, box_score=(hard or HardSettings()).box_score, with_labels=False)
         return None

@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from upwell.edge.runtimes.base import Runtime
-from upwell.edge.runtimes.fallback_runtime import FallbackRuntime
 from upwell.edge.runtimes.placement import Coverage
 from upwell.edge.runtimes.runtime_options import LITERT_NPU, AcceleratorOptions, RuntimeOptions
 from upwell.shared.errors import ConfigError, ExtraMissing
@@ -46,6 +45,8 @@ def load_runtime(
     options = options or RuntimeOptions()
     if accelerator is None:
         return _open(path, options, None, None)
+    from upwell.edge.runtimes.fallback_runtime import FallbackRuntime
+
     accelerated = _open(path, options, accelerator, cache_dir)
     on_cpu = options.model_copy(update={"instances": accelerated.instances})
     return FallbackRuntime(path, accelerated, lambda: _open(path, on_cpu, None, None))
