@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from tests.faults.clouds import ScriptedCloud
 from tests.faults.oracles import EDGE_BUNDLE, picture
 from tests.faults.scene import until
 from tests.integration.agent.kept import EASY, spooling_agent
@@ -18,7 +20,9 @@ from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.models.model_config import ModelSection
 from upwell.edge.observe import shadow_release
 from upwell.edge.observe.shadow_release import FILE_NAME, ShadowNews, ShadowRelease
+from upwell.edge.server.agent_core import AgentCore
 from upwell.edge.updates.model_versions.model_start import loaded
+from upwell.edge.updates.model_versions.version_comparison import Versions
 
 RELEASE = 7
 LIMIT_S = 60.0
@@ -96,18 +100,34 @@ def test_a_request_is_answered_without_a_thread_for_the_shadow_release_which_run
         until(asked, LIMIT_S)
 
 
-def test_it_answers_what_came_whatever_goes_up(tmp_path: Path, beside: EdgeModel) -> None:
-    bundle = shutil.copytree(EDGE_BUNDLE, tmp_path / "bundle")
+@contextmanager
+def early_exit(folder: Path, cloud: ScriptedCloud | None, **more: object) -> Iterator[AgentCore]:
+    """An agent whose model is a head with an early answer: what goes up are its logits."""
+    bundle = shutil.copytree(EDGE_BUNDLE, folder / "bundle")
     description = (bundle / "model.yaml").read_text()
     written, instead = "labels: labels.txt}", "labels: labels.txt}, logits: {kind: tensor}"
     (bundle / "model.yaml").write_text(description.replace(written, instead))
     side = {"bundle": str(bundle), "runtime": "onnx", "exits": ["logits"]}
     models = {"digits": {"edge": side, "cloud": {"model": "digits-large"}}}
-    with spooling_agent(tmp_path, EASY, None, models=models) as it:
-        it.agent.shadow.begin(RELEASE, {"digits": beside})
+    with spooling_agent(folder, {**EASY, **more}, cloud, models=models) as it:
+        yield it.agent
+
+
+def test_it_answers_what_came_whatever_goes_up(tmp_path: Path, beside: EdgeModel) -> None:
+    with early_exit(tmp_path, None) as agent:
+        agent.shadow.begin(RELEASE, {"digits": beside})
 
         def asked() -> bool:
-            it.agent.infer("digits", {"image": picture(0)})
-            return has_lines(it.agent.shadow, 1)
+            agent.infer("digits", {"image": picture(0)})
+            return has_lines(agent.shadow, 1)
 
         until(asked, LIMIT_S)
+
+
+def test_versions_on_trial_answer_what_came_whatever_goes_up(tmp_path: Path, beside: EdgeModel) -> None:
+    with ScriptedCloud() as cloud, early_exit(tmp_path, cloud, audit="100%") as agent:
+        edge = agent.models["digits"].edge
+        assert edge is not None
+        edge.versions = versions = Versions(edge, beside, (None, None))
+        agent.infer("digits", {"image": picture(0)})
+        until(lambda: bool(versions._open), LIMIT_S)

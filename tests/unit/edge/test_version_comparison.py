@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -268,3 +269,18 @@ def test_the_page_on_updates_has_the_figures() -> None:
     assert f"{version_comparison.PAIRS} requests" in page
     assert f"lasts until {version_comparison.AUDITS} audits" in page
     assert f"at most {version_comparison.MOST_AUDITS} audits" in page
+
+
+def test_an_answer_needs_no_thread_for_the_comparison_which_goes_on_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unstarted(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    scene, one = Scene(edge_model(), edge_model()), rows_of((0.9, 0.05, 0.05))
+    with monkeypatch.context() as patch:
+        patch.setattr(version_comparison, "threading", SimpleNamespace(Thread=Unstarted))
+        assert scene.new.run(one, np.inf).outputs
+        assert not scene.versions.audit(scene.new, one, lambda _: None)
+    scene.new.run(one, np.inf)
+    until(lambda: scene.versions._pairs == 1)
+    assert scene.versions.audit(scene.new, one, lambda _: None)

@@ -9,6 +9,7 @@ harder they are harder for both. Audits go to the cloud with the answers of both
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import secrets
 import threading
@@ -38,6 +39,7 @@ ERROR_RATE = 0.01
 """Maximum probability of rolling back a version that is no worse than the previous one."""
 
 _QUESTIONS = 4  # hard cases, constant answers, audits, late answers: each has its part of the error rate
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,9 @@ class Versions:
                     self._is_busy = False
             judge()
 
-        threading.Thread(target=compare, name="trial", daemon=True).start()
+        if not _began(compare):
+            with self._lock:
+                self._is_busy = False
 
     def wants_audit(self) -> bool:
         """Whether an audit beyond the policy's share would help; if so, it is counted."""
@@ -148,7 +152,7 @@ class Versions:
         """Have both versions answer the audit, then `send` it under the name that `audited` will get.
 
         `edge` is the new version as served now. It runs on its own thread; the name is empty if a version has no
-        answer. Returns False, doing nothing, if the last audit was too recent.
+        answer. Returns False, doing nothing, if the last audit was too recent or no thread is left.
         """
         now_s = time.monotonic()
         with self._lock:
@@ -164,8 +168,11 @@ class Versions:
                     self._is_auditing = False
             send(name)
 
-        threading.Thread(target=answer, name="trial", daemon=True).start()
-        return True
+        if _began(answer):
+            return True
+        with self._lock:
+            self._is_auditing = False
+        return False
 
     def audited(self, name: str, cloud: Mapping[str, Array]) -> None:
         """Process the cloud's answer to an audit; one of another trial is ignored."""
@@ -253,6 +260,16 @@ class Versions:
             self._has_varied, self._constant = True, SignTest()
         elif sure != last[1]:
             self._constant = self._constant.add(is_worse=True)
+
+
+def _began(work: Callable[[], None]) -> bool:
+    """Start a thread for it, if one is left: an answer does not wait for a comparison, much less fail for it."""
+    try:
+        threading.Thread(target=work, name="trial", daemon=True).start()
+    except RuntimeError as error:
+        _log.warning("a version on trial is not compared now: %s", error)
+        return False
+    return True
 
 
 def _digest(arrays: Mapping[str, Array]) -> bytes:
