@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
 from tests.faults.clouds import ScriptedCloud, slow
@@ -38,7 +40,7 @@ class ProxiedCloud:
 
     def learn(self) -> None:
         """Know that the link is fast, over a connection that was made with that knowledge."""
-        while self.sender.uplink._endpoints[0].round_trips.timeout_s > RoundTrips.SHORTEST_S:
+        while self.sender.uplink._endpoints[0].round_trips.timeout_s() > RoundTrips.SHORTEST_S:
             assert self.ask() is None
         self.sender.uplink._endpoints[0].renew()
         assert self.ask() is None
@@ -84,6 +86,15 @@ def test_a_link_that_became_slow_is_soon_not_taken_for_a_dead_one(proxied: Proxi
     assert proxied.ask() is None
 
 
+@pytest.mark.slow
+def test_a_large_message_on_a_slow_link_is_not_taken_for_a_dead_connection(proxied: ProxiedCloud) -> None:
+    proxied.learn()
+    proxied.proxy.up.throttle(400e3)  # five seconds for what follows, over a connection that is given one
+    attempt = proxied.sender.send(decision(within_s=60.0), {"fp32": np.ones((1, 500_000), np.float32)})
+    attempt.wait(math.inf)
+    assert isinstance(attempt.outcome, CloudReply)
+
+
 def test_an_idle_connection_is_not_pinged(proxied: ProxiedCloud) -> None:
     proxied.sender.uplink._prober.stop()
     proxied.learn()
@@ -101,6 +112,19 @@ def test_a_server_with_default_limits_puts_up_with_the_pings() -> None:
         client = OipClient(cloud.address, options=channel_options(RoundTrips.SHORTEST_S))
         assert client.infer(InferRequest("digits-large", {"image": ONE}), 30.0).outputs
         client.close()
+
+
+def test_only_a_call_that_could_outlast_its_connection_gets_a_more_patient_one_for_a_large_message() -> None:
+    endpoint = Endpoint("127.0.0.1:1", ClientSecurity(), LIMIT_BYTES)
+    first = endpoint.take()
+    for _ in range(50):
+        endpoint.answered(first, 0.1, 100_000)
+    assert endpoint.take(size_bytes=10_000_000, within_s=first.timeout_s) is first
+    patient = endpoint.take(size_bytes=10_000_000, within_s=60.0)
+    assert patient is not first
+    assert patient.timeout_s == 64
+    assert endpoint.take(size_bytes=10_000_000, within_s=60.0) is patient
+    endpoint.close()
 
 
 def test_a_connection_made_for_faster_answers_is_replaced_once_they_are_slower() -> None:

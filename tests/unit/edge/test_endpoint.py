@@ -68,8 +68,8 @@ def test_a_connection_that_cannot_be_made_is_not_kept(monkeypatch: pytest.Monkey
     made: list[Connection] = []
     new_link = endpoint._new_link
 
-    def noted() -> Connection:
-        made.append(new_link())
+    def noted(timeout_s: float) -> Connection:
+        made.append(new_link(timeout_s))
         return made[-1]
 
     monkeypatch.setattr(endpoint, "_new_link", noted)

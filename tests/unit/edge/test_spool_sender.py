@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import types
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 
@@ -16,12 +17,13 @@ from upwell.edge.policy.router_service import RouterService
 from upwell.edge.spool import spool_sender as sender_module
 from upwell.edge.spool.spool_sender import PATIENCE_S, QUIET_S, SpoolSender
 from upwell.edge.spool.spooled_request import Later
+from upwell.edge.uplink.egress import EgressForbidden
 from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import ClientSecurity
-from upwell.shared.errors import Refused
+from upwell.shared.errors import ModelFailed, Refused
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.fake_dataplane import EXAMPLE, FakeDataplane
-from upwell.shared.oip.grpc.client.client import RemoteError
+from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 from upwell.shared.routing.decide.router_state import (
     LINK,
     CloudAnswered,
@@ -157,12 +159,45 @@ def test_a_case_that_is_refused_says_so_to_live_requests_too(cell: RouterService
     assert not cell.state.is_held(MODEL, clock.now_s + 5.0)
 
 
-def test_a_case_is_paid_for_and_waits_where_a_budget_is_spent(sender: SpoolSender) -> None:
+def spent(cell: RouterService) -> float:
+    return sum(window.spent for windows in cell.state.budgets.windows.values() for window in windows)
+
+
+@pytest.mark.parametrize("failure", [None, ModelFailed("broken")])
+def test_a_case_is_paid_for_and_waits_where_a_budget_is_spent(
+    cell: RouterService, clock: Clock, failure: Exception | None
+) -> None:
+    clock.now_s = time.monotonic()  # gRPC's
+    with serving(FakeDataplane(failure=failure)) as (address,):
+        uplink = uplink_of(cell, UplinkSettings(address, ClientSecurity(), MAX_MESSAGE_BYTES))
+        sender = SpoolSender(cell, uplink, {})
+        case = InferRequest("echo", EXAMPLE, id="a")
+        assert sender.still_allowed("echo", {}, case)
+        with nullcontext() if failure is None else pytest.raises(RemoteError):
+            sender.send(case, 5.0)
+        assert spent(cell) == 1.0
+        with pytest.raises(Later, match="budget"):
+            sender.send(case, 5.0)
+        uplink.close()
+
+
+@pytest.mark.parametrize("endpoint", [NOWHERE, f"http://{NOWHERE}"])
+def test_a_case_of_which_nothing_has_left_costs_nothing(cell: RouterService, clock: Clock, endpoint: str) -> None:
+    clock.now_s = time.monotonic()  # gRPC's
+    uplink = uplink_of(cell, UplinkSettings(endpoint, ClientSecurity(), MAX_MESSAGE_BYTES))
+    sender = SpoolSender(cell, uplink, {MODEL: ServedModel(MODEL, edge_model(), CLOUD_MODEL)})
     assert sender.still_allowed(MODEL, {}, CASE)
-    with pytest.raises(RemoteError):  # nobody listens there, and the try is paid for
+    for _ in range(2):
+        with pytest.raises(RemoteError) as caught:
+            sender.send(CASE, 5.0)
+        assert caught.value.kind is RemoteErrorKind.UNAVAILABLE
+    cell.replace_policy(
+        policy("{defaults: {budget: {cloud_requests: 1/day}}, rules: [{name: no, match: {}, egress: deny}]}")
+    )
+    with pytest.raises(EgressForbidden):
         sender.send(CASE, 5.0)
-    with pytest.raises(Later, match="budget"):
-        sender.send(CASE, 5.0)
+    assert spent(cell) == 0.0
+    uplink.close()
 
 
 def test_a_case_of_a_model_that_is_no_longer_served_is_judged_too(sender: SpoolSender, cell: RouterService) -> None:

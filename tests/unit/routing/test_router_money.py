@@ -55,8 +55,11 @@ def test_bytes_and_money_are_drawn_as_predicted_and_settled_as_sent(budget: str,
     assert by.settle(state, decision, None).budgets.left(decision.draws[0].limit, 0.0, by.zone) == pytest.approx(
         10 * each
     )
-    settled = by.settle(state, decision, 1500).budgets.left(decision.draws[0].limit, 0.0, by.zone)
-    assert settled == pytest.approx(8500 if "uplink" in budget else 9 * each)
+    settled = by.settle(state, decision, 1500)
+    left = settled.budgets.left(decision.draws[0].limit, 0.0, by.zone)
+    assert left == pytest.approx(8500 if "uplink" in budget else 9 * each)
+    given_back = by.settle(settled, decision, None, 1500)
+    assert given_back.budgets.left(decision.draws[0].limit, 0.0, by.zone) == pytest.approx(10 * each)
 
 
 def test_settling_nothing_changes_nothing() -> None:

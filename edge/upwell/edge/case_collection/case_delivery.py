@@ -8,6 +8,7 @@ import os
 import shutil
 import sqlite3
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -171,7 +172,7 @@ class CaseCarrier:
             return True
         try:
             put = self._home.ready(facts.id, len(data))
-            if not self._router.charge(facts.model, len(data)):
+            if not self._router.charge(facts.model, len(data), time.time()):
                 self._counts["over_budget"] += 1
                 return False
             put(data)

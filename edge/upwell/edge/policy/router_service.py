@@ -165,11 +165,12 @@ class RouterService:
             self.recent, granted = self._router.acquire_retry(self.recent, decision)
         return granted
 
-    def settle(self, decision: Decision, sent_bytes: int | None) -> None:
-        """Correct a message's charge once its size is known; None if none was sent."""
+    def settle(self, decision: Decision, sent_bytes: int | None, settled_bytes: int | None = None) -> None:
+        """Correct a message's charge, which was corrected to `settled_bytes` before, once its size is known; None if
+        none was sent."""
         if decision.draws:
             with self._lock:
-                self.recent = self._router.settle(self.recent, decision, sent_bytes)
+                self.recent = self._router.settle(self.recent, decision, sent_bytes, settled_bytes)
 
     def give_back(self, decision: Decision) -> None:
         """Return all that was acquired for a decision that is not carried out."""
@@ -365,11 +366,16 @@ class RouterService:
         signals = replace(signals, request_facts=replace(signals.request_facts, wall_time_s=time.time()))
         return self._router.verdict(self.recent if known is None else known, signals, time.monotonic())
 
-    def charge(self, model: str, size_bytes: int) -> bool:
+    def charge(self, model: str, size_bytes: int, wall_time_s: float) -> bool:
         """Charge the message of a spooled case to the model's budgets; False if they cannot spare it."""
         with self._lock:
-            self.recent, paid = self._router.charge(self.recent, model, size_bytes, time.time())
+            self.recent, paid = self._router.charge(self.recent, model, size_bytes, wall_time_s)
         return paid
+
+    def refund(self, model: str, size_bytes: int, wall_time_s: float) -> None:
+        """Undo a charge made at that time: nothing has left."""
+        with self._lock:
+            self.recent = self._router.refund(self.recent, model, size_bytes, wall_time_s)
 
     def restore(self, budgets: BudgetLedger) -> None:
         """Restore what was spent before a restart."""

@@ -12,7 +12,7 @@ from functools import partial
 from upwell.edge.models.edge_model import ServedModel
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.spool.spooled_request import Later
-from upwell.edge.uplink.cloud_call import REASON_OF, Message
+from upwell.edge.uplink.cloud_call import REASON_OF, CloudCall, Message
 from upwell.edge.uplink.cloud_reply import CloudReply
 from upwell.edge.uplink.uplink import Uplink
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
@@ -38,7 +38,8 @@ class SpoolSender:
     """The spool's sender, used from one thread; each case is sent right after its check.
 
     Live requests come first: cases are charged to what these leave of the same budgets, and the router counts them
-    among the messages ahead of the next one. Their failures open no breaker, since a case may be very old. After an
+    among the messages ahead of the next one. One of which nothing has left costs nothing; one that was late may have
+    left. Their failures open no breaker, since a case may be very old. After an
     open breaker's wait a case may probe the cloud, since there may be no live request to do so.
     """
 
@@ -88,12 +89,14 @@ class SpoolSender:
         """Send the case. Raises `RemoteError`, `Later` if a budget is spent, and `EgressForbidden`."""
         assert self._signals is not None  # noqa: S101  the drainer asks before it sends
         message, model = Message.of(request), self._signals.request_facts.model
-        if not self._router.charge(model, len(message.data)):
+        charged_at_s = time.time()
+        if not self._router.charge(model, len(message.data), charged_at_s):
             raise Later("a budget of the policy is spent for now")
         name = f"kept {next(_names)}"
         judge = partial(self._router.judge, self._signals, self._router.state)
         self._router.observe(CloudSent(model, name, 1, len(message.data)))
         self._sent_at_s = self._router.sent_at_s
+        call: CloudCall | None = None
         outcome: CloudReply | CloudFailure | None = None
         try:
             call = self._uplink.start(message, judge, time.monotonic() + timeout_s)
@@ -101,6 +104,8 @@ class SpoolSender:
         finally:
             if not isinstance(outcome, CloudReply):
                 self._router.observe(CloudDropped(model, (), name))
+            if call is None or not call.sent_bytes or (isinstance(outcome, CloudFailure) and outcome.is_unsent):
+                self._router.refund(model, len(message.data), charged_at_s)
             if isinstance(outcome, CloudFailure) and outcome.retry_after_s is not None:
                 self._router.observe(CloudHeld(model, outcome.retry_after_s))
         if isinstance(outcome, CloudReply):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn, Protocol
 
 from upwell.edge.uplink.cloud_reply import CloudReply
@@ -83,8 +83,8 @@ class ConnectionLease:
 class CallLedger(Protocol):
     """Learns how calls end: the uplink."""
 
-    def answered(self, lease: ConnectionLease, network_s: float) -> None:
-        """The call was answered, after `network_s` outside the server."""
+    def answered(self, lease: ConnectionLease, network_s: float, size_bytes: int) -> None:
+        """The call with so many bytes was answered, after `network_s` outside the server."""
 
     def missed(self, lease: ConnectionLease, reason: Reason, started_s: float) -> bool:
         """The call, begun at `started_s`, ended without an answer. Returns whether the next one goes to the same
@@ -151,7 +151,7 @@ class CloudCall:
             except TimeoutError:
                 return None
             except RemoteError as error:
-                self._miss(REASON_OF.get(error.kind, Reason.CLOUD_ERROR), str(error), error.retry_after_s)
+                self._miss_by(error)
             else:
                 self._take(response)
         return self._outcome
@@ -192,9 +192,13 @@ class CloudCall:
         assert self.lease is not None  # noqa: S101  an answer came some way
         sent_bytes, received_bytes = self._pending.sent_bytes, self._pending.received_bytes
         reply = CloudReply.of(response, sent_bytes, received_bytes, self.elapsed_s, is_first=self._is_first)
-        self._ledger.answered(self.lease, max(0.0, reply.total_s - (reply.server_s or 0.0)))
+        self._ledger.answered(self.lease, max(0.0, reply.total_s - (reply.server_s or 0.0)), sent_bytes)
         self.lease.endpoint.give_back(self.lease.link)
         return reply
+
+    def _miss_by(self, error: RemoteError) -> None:
+        miss = self._miss(REASON_OF.get(error.kind, Reason.CLOUD_ERROR), str(error), error.retry_after_s)
+        self._outcome = replace(miss, is_unsent=error.is_unsent)
 
     def _miss(self, reason: Reason, detail: str, retry_after_s: float | None = None) -> CloudFailure:
         stays = self.lease is not None and self._ledger.missed(self.lease, reason, self._started_s)

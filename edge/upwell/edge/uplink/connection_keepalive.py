@@ -13,36 +13,45 @@ class RoundTrips:
 
     Each sample R in seconds is a call's time outside the server, including the sending of its bytes: a ping waits
     behind the same bytes. `mean_s` is the first R, then 7/8·mean + 1/8·R; `deviation_s` is R/2, then 3/4·deviation +
-    1/4·|mean − R|. The timer is mean + 4·deviation, one second before the first sample. A connection gets `TIMES`
-    that, rounded up to a power of two seconds (so that a new timer seldom needs a new connection), doubled each time
-    it was taken for dead since the last answer, and limited to `SHORTEST_S` to `LONGEST_S`.
+    1/4·|mean − R|. The timer is mean + 4·deviation, one second before the first sample. For a message of x bytes it is
+    at least x·min(ΣR ÷ Σbytes, 1 ÷ `SLOW_RATE`) over the calls that sent bytes, each counted 7/8 of the next: a bound,
+    since R contains the round trip, and without such a call x ÷ `SLOW_RATE`. A connection gets `TIMES` the timer,
+    rounded up to a power of two seconds (so that a new timer seldom needs a new connection), at least twice what one
+    had that was taken for dead since the last answer, and limited to `SHORTEST_S` to `LONGEST_S`.
     """
 
     TIMES: ClassVar[float] = 4.0
     SHORTEST_S: ClassVar[float] = 1.0
     LONGEST_S: ClassVar[float] = 64.0
+    SLOW_RATE: ClassVar[float] = 64e3
+    """Bytes per second: with `TIMES`, a link of 128 kbit/s is not taken for dead."""
 
     mean_s: float = math.nan
     deviation_s: float = 0.0
-    doublings: int = 0
+    sent_s: float = 0.0
+    sent_bytes: float = 0.0
+    least_s: float = 0.0
 
-    def answered(self, network_s: float) -> RoundTrips:
-        """The state after another answered call, which spent `network_s` outside the server."""
+    def answered(self, network_s: float, size_bytes: int = 0) -> RoundTrips:
+        """The state after another answered call with so many bytes, which spent `network_s` outside the server."""
+        sent_s, sent_bytes = self.sent_s, self.sent_bytes
+        if size_bytes > 0:
+            sent_s, sent_bytes = 0.875 * sent_s + network_s, 0.875 * sent_bytes + size_bytes
         if math.isnan(self.mean_s):
-            return RoundTrips(network_s, network_s / 2)
+            return RoundTrips(network_s, network_s / 2, sent_s, sent_bytes)
         deviation_s = 0.75 * self.deviation_s + 0.25 * abs(self.mean_s - network_s)
-        return RoundTrips(0.875 * self.mean_s + 0.125 * network_s, deviation_s)
+        return RoundTrips(0.875 * self.mean_s + 0.125 * network_s, deviation_s, sent_s, sent_bytes)
 
-    def broke(self) -> RoundTrips:
-        """The state after a connection broke in silence: it may only have been slow."""
-        return self if self.timeout_s >= self.LONGEST_S else replace(self, doublings=self.doublings + 1)
+    def broke(self, timeout_s: float) -> RoundTrips:
+        """The state after a connection with that timeout broke in silence: it may only have been slow."""
+        return replace(self, least_s=min(self.LONGEST_S, max(self.least_s, 2.0 * timeout_s)))
 
-    @property
-    def timeout_s(self) -> float:
-        """How long to wait for the reply to a ping."""
+    def timeout_s(self, size_bytes: int = 0) -> float:
+        """How long to wait for the reply to a ping behind a message of that size."""
         timer_s = 1.0 if math.isnan(self.mean_s) else self.mean_s + 4 * self.deviation_s
-        wanted_s = min(self.LONGEST_S, max(self.SHORTEST_S, self.TIMES * timer_s))
-        return min(self.LONGEST_S, math.ldexp(1.0, math.ceil(math.log2(wanted_s)) + self.doublings))
+        s_per_byte = min(self.sent_s / self.sent_bytes if self.sent_bytes else math.inf, 1.0 / self.SLOW_RATE)
+        wanted_s = max(self.SHORTEST_S, self.TIMES * max(timer_s, size_bytes * s_per_byte), self.least_s)
+        return math.ldexp(1.0, math.ceil(math.log2(min(self.LONGEST_S, wanted_s))))
 
 
 def channel_options(timeout_s: float) -> tuple[tuple[str, int], ...]:

@@ -59,12 +59,14 @@ class Endpoint:
         self._doomed: list[Connection] = []
         self._leaving: list[Connection] = []
         self.round_trips = RoundTrips()
-        self._links: list[Connection | None] = [self._new_link(), None]
+        self._links: list[Connection | None] = [self._new_link(self.round_trips.timeout_s()), None]
 
-    def take(self, apart_from: Connection | None = None) -> Connection:
-        """A connection to use until `give_back`, different from `apart_from`.
+    def take(self, apart_from: Connection | None = None, *, size_bytes: int = 0, within_s: float = 0.0) -> Connection:
+        """A connection to use until `give_back`, different from `apart_from`, for a call with a message of `size_bytes`
+        that ends by itself after `within_s`.
 
-        A connection made for faster answers than are now observed is replaced: it would take slowness for death.
+        A connection made for faster answers than are now observed is replaced: it would take slowness for death. So is
+        one that may take the sending of this message for death, if the call would not end before that.
         Raises `ConfigError` if files have become invalid, and `RemoteError` once the endpoint is closed.
         """
         with self._exclusively():
@@ -72,11 +74,14 @@ class Endpoint:
                 raise RemoteError(RemoteErrorKind.CANCELLED, "the uplink is closed")
             place = 1 if apart_from is not None and self._links[0] is apart_from else 0
             link = self._links[place]
-            if link is not None and link.timeout_s < self.round_trips.timeout_s:
+            timeout_s = self.round_trips.timeout_s()
+            if within_s > max(timeout_s, 0.0 if link is None else link.timeout_s):
+                timeout_s = self.round_trips.timeout_s(size_bytes)
+            if link is not None and link.timeout_s < timeout_s:
                 self._retire(link)
                 link = None
             if link is None:
-                self._links[place] = link = self._new_link()
+                self._links[place] = link = self._new_link(timeout_s)
             link.users += 1
             return link
 
@@ -97,7 +102,7 @@ class Endpoint:
             if not (at_once and was_in_use):
                 return
             try:
-                self._links[0] = fresh = self._new_link()
+                self._links[0] = fresh = self._new_link(self.round_trips.timeout_s())
             except ConfigError:  # invalid files: reported by the next call
                 return
         with suppress(ConfigError, RemoteError):
@@ -118,18 +123,18 @@ class Endpoint:
                 if link is not None:
                     self._retire(link)
 
-    def answered(self, link: Connection, network_s: float) -> None:
-        """Learn from an answer that spent `network_s` outside the server; handshakes in it only lengthen the
-        timeout.
+    def answered(self, link: Connection, network_s: float, size_bytes: int = 0) -> None:
+        """Learn from an answer to so many bytes that spent `network_s` outside the server; handshakes in it only
+        lengthen the timeout.
         """
         with self._exclusively():
             link.answered_at_s, link.late = time.monotonic(), 0
-            self.round_trips = self.round_trips.answered(network_s)
+            self.round_trips = self.round_trips.answered(network_s, size_bytes)
 
-    def broke(self) -> None:
-        """Lengthen the timeout: a connection was taken for dead."""
+    def broke(self, link: Connection) -> None:
+        """Lengthen the timeout: this connection was taken for dead."""
         with self._exclusively():
-            self.round_trips = self.round_trips.broke()
+            self.round_trips = self.round_trips.broke(link.timeout_s)
 
     def close(self) -> None:
         """Cancel calls in progress and close every connection."""
@@ -140,8 +145,7 @@ class Endpoint:
             if link is not None:
                 link.client.close()
 
-    def _new_link(self) -> Connection:
-        timeout_s = self.round_trips.timeout_s
+    def _new_link(self, timeout_s: float) -> Connection:
         client = open_client(
             self.address,
             self._security,

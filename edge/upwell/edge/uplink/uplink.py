@@ -177,7 +177,8 @@ class Uplink:
         self._look_around(started_s)
         self._prober.begin()
         try:
-            lease = self._choose(apart_from.lease if apart_from is not None else None)
+            apart_lease = None if apart_from is None else apart_from.lease
+            lease = self._choose(apart_lease, len(message.data), give_up_s - started_s)
         except (ConfigError, RemoteError) as error:
             return CloudCall(self, None, FailedCall(error), message.id, started_s)
         try:
@@ -217,12 +218,14 @@ class Uplink:
             endpoint.close()
         self._prober.join()
 
-    def answered(self, lease: ConnectionLease, network_s: float, failures: int | None = None) -> None:
-        """A call was answered, after `network_s` outside the server.
+    def answered(
+        self, lease: ConnectionLease, network_s: float, size_bytes: int = 0, failures: int | None = None
+    ) -> None:
+        """A call with so many bytes was answered, after `network_s` outside the server.
 
         `failures` are those before a call that says nothing where another has failed since.
         """
-        lease.endpoint.answered(lease.link, network_s)
+        lease.endpoint.answered(lease.link, network_s, size_bytes)
         place = self._endpoints.index(lease.endpoint)
         with self._lock:
             self._selector = self._selector.answered(place)
@@ -241,7 +244,7 @@ class Uplink:
         if reason in SUSPECT and not (reason is Reason.CLOUD_DEADLINE and is_alive):
             lease.endpoint.retire(lease.link, at_once=reason is Reason.CLOUD_DEADLINE and self.may_ask)
         if reason is Reason.CLOUD_UNAVAILABLE and _went_silent(lease.link, now_s - started_s):
-            lease.endpoint.broke()
+            lease.endpoint.broke(lease.link)
         place = self._endpoints.index(lease.endpoint)
         if place == self._selector.place and reason is not Reason.CLOUD_DEADLINE:
             with self._lock:
@@ -281,7 +284,7 @@ class Uplink:
         finally:
             lease.endpoint.give_back(lease.link)
         total_s = time.monotonic() - started_s
-        self.answered(lease, total_s, failures)
+        self.answered(lease, total_s, failures=failures)
         if is_warm:
             self._observe(LinkProbed(total_s, interface=self.interface))
 
@@ -292,13 +295,15 @@ class Uplink:
         now_s = time.monotonic()
         self._reorder(lambda one: one.tried(ready, now_s), "a better endpoint is ready again")
 
-    def _choose(self, apart_from: ConnectionLease | None) -> ConnectionLease:
-        selector = self._selector
-        if apart_from is None:
-            endpoint = self._endpoints[selector.place]
-            return ConnectionLease(endpoint, endpoint.take())
-        endpoint = self._endpoints[selector.after(self._endpoints.index(apart_from.endpoint))]
-        return ConnectionLease(endpoint, endpoint.take(apart_from.link if endpoint is apart_from.endpoint else None))
+    def _choose(
+        self, apart_from: ConnectionLease | None, size_bytes: int = 0, within_s: float = 0.0
+    ) -> ConnectionLease:
+        selector, link = self._selector, None
+        endpoint = self._endpoints[selector.place]
+        if apart_from is not None:
+            endpoint = self._endpoints[selector.after(self._endpoints.index(apart_from.endpoint))]
+            link = apart_from.link if endpoint is apart_from.endpoint else None
+        return ConnectionLease(endpoint, endpoint.take(link, size_bytes=size_bytes, within_s=within_s))
 
     def _is_ready(self, endpoint: Endpoint) -> bool:
         link: Connection | None = None

@@ -90,8 +90,8 @@ class GivenRouter:
     def ran(self, model: str, rows: int, duration_s: float) -> None:
         self.runs.append((model, rows, duration_s))
 
-    def settle(self, _decision: Decision, sent_bytes: int | None) -> None:
-        self.settled.append(sent_bytes)
+    def settle(self, _decision: Decision, sent_bytes: int | None, settled_bytes: int | None = None) -> None:
+        self.settled.append(sent_bytes if settled_bytes is None else -settled_bytes)
 
     def give_back(self, decision: Decision) -> None:
         self.given_back.append(decision)
@@ -302,6 +302,25 @@ def test_a_message_costs_its_true_size_and_nothing_if_its_call_could_not_begin(
     driven.sent()
     driven.to(Reserve, MessageSent(sent_bytes))
     assert driven.router.settled == [settled]
+
+
+@pytest.mark.parametrize(
+    ("miss", "settled"),
+    [
+        (CloudFailure(Reason.CLOUD_UNAVAILABLE, "", is_unsent=True), [250, -250]),
+        (CloudFailure(Reason.CLOUD_UNAVAILABLE, ""), [250]),
+        (CloudFailure(Reason.CLOUD_DEADLINE, ""), [250]),
+    ],
+)
+def test_a_message_of_which_nothing_left_is_given_back_as_it_was_settled(
+    miss: CloudFailure, settled: list[int]
+) -> None:
+    driven = Driven(decided(0), has_edge=False)
+    call = driven.sent()
+    driven.to(Wait, MessageSent(250))
+    with pytest.raises(UpwellError):
+        driven.flow.resume(driven.ended(call, miss), NOW_S + 0.02)
+    assert driven.router.settled == settled
 
 
 @pytest.mark.parametrize("frees_link", [False, True])

@@ -126,13 +126,22 @@ class Router:
 
     def charge(self, state: RouterState, model: str, size_bytes: int, wall_time_s: float) -> tuple[RouterState, bool]:
         """Draw the message of a kept case from the model's budgets; False if they cannot spare it."""
-        settings = self.settings(model)
-        prices = settings.prices.over(state.interface)
-        draws = tuple(draw_of(limit, prices, size_bytes, wall_time_s) for limit in settings.budget)
+        draws = self._kept_draws(state, model, size_bytes, wall_time_s)
         allowance = state.allowances.get(model)
         if not state.budgets.spares_all(draws, self.zone) or (allowance is not None and not allowance.has_room):
             return state, False
         return (replace(state, budgets=state.budgets.take(draws, self.zone)) if draws else state), True
+
+    def refund(self, state: RouterState, model: str, size_bytes: int, wall_time_s: float) -> RouterState:
+        """Undo `charge` for a message of which nothing has left."""
+        draws = self._kept_draws(state, model, size_bytes, wall_time_s)
+        back = [replace(draw, amount=-draw.amount) for draw in draws]
+        return replace(state, budgets=state.budgets.take(back, self.zone)) if back else state
+
+    def _kept_draws(self, state: RouterState, model: str, size_bytes: int, wall_time_s: float) -> tuple[Draw, ...]:
+        settings = self.settings(model)
+        prices = settings.prices.over(state.interface)
+        return tuple(draw_of(limit, prices, size_bytes, wall_time_s) for limit in settings.budget)
 
     def decide(self, state: RouterState, signals: Signals, now_s: float) -> Decision:
         """What to do with this request now: before the edge run, or after it where `signals.hardness` is there.
@@ -219,18 +228,24 @@ class Router:
             return state, False
         return replace(state, budgets=state.budgets.take(decision.draws, self.zone)), True
 
-    def settle(self, state: RouterState, decision: Decision, sent_bytes: int | None) -> RouterState:
-        """Correct the draws of a message once its true size is known; None if it was never sent: all is given back."""
+    def settle(
+        self, state: RouterState, decision: Decision, sent_bytes: int | None, settled_bytes: int | None = None
+    ) -> RouterState:
+        """Correct the draws of a message once its true size is known; None if it was never sent: all is given back.
+
+        `settled_bytes` is the size that they were corrected to before; None if they are still those of the decision.
+        """
         if not decision.draws:
             return state
         prices = decision.verdict.settings.prices
-        true = {"uplink": sent_bytes, "money": None if sent_bytes is None else prices.of(sent_bytes)}
+
+        def cost(draw: Draw, size_bytes: int | None) -> float:
+            if size_bytes is None:
+                return draw.amount
+            return draw_of(draw.limit, prices, size_bytes, draw.wall_time_s).amount
+
         corrections = [
-            Draw(
-                draw.limit,
-                -draw.amount if sent_bytes is None else (true.get(draw.limit.quantity) or draw.amount) - draw.amount,
-                draw.wall_time_s,
-            )
+            replace(draw, amount=(0.0 if sent_bytes is None else cost(draw, sent_bytes)) - cost(draw, settled_bytes))
             for draw in decision.draws
         ]
         return replace(state, budgets=state.budgets.take(corrections, self.zone))

@@ -90,7 +90,7 @@ class CloudAttempt:
         self.hedge_at_s = math.inf
         self._clock, self._router = clock, router
         self._may_retry = not decision.probes
-        self._size_bytes = 0
+        self._size_bytes = self._settled_bytes = 0
         self._queued: QueuedMessage | None = None
         self._frees_link: set[str] = set()
 
@@ -252,6 +252,7 @@ class CloudAttempt:
             self._tell_not_sent(call)
             return result
         router.settle(decision, result.sent_bytes or None)
+        self._settled_bytes = result.sent_bytes
         self.calls.append(call)
         if result.frees_link:
             self._frees_link.add(call)
@@ -331,6 +332,8 @@ class CloudAttempt:
             self._tell_dropped(call)
 
     def _tell_failed(self, ended: CallEnded, miss: CloudFailure) -> None:
+        if miss.is_unsent and self._settled_bytes:  # a late message may have left, and is paid for
+            self._router.settle(self.decision, None, self._settled_bytes)
         waited_s = ended.elapsed_s if miss.reason is Reason.CLOUD_DEADLINE else math.inf
         chance = 1.0 if math.isnan(self.decision.chance) else self.decision.chance
         frees_link, decision = ended.call in self._frees_link, self.decision

@@ -169,12 +169,13 @@ class CloudFailure:
     """No answer, with the reason; `detail` is the other side's text.
 
     `retry_after_s`: seconds until the cloud accepts requests again, if it refused this one and said so. None otherwise,
-    and if requests go to another endpoint anyway.
+    and if requests go to another endpoint anyway. `is_unsent`: there was no connection, so nothing has left.
     """
 
     reason: Reason
     detail: str
     retry_after_s: float | None = None
+    is_unsent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +224,9 @@ class RouterPort(Protocol):
     def ran(self, model: str, rows: int, duration_s: float) -> None:
         """Learn from a run of the device."""
 
-    def settle(self, decision: Decision, sent_bytes: int | None) -> None:
-        """Correct the draws of a message once its size is known; None if none was sent."""
+    def settle(self, decision: Decision, sent_bytes: int | None, settled_bytes: int | None = None) -> None:
+        """Correct the draws of a message once its size is known; None if none was sent. `settled_bytes`: the size that
+        they were corrected to before."""
 
     def give_back(self, decision: Decision) -> None:
         """Return what a decision took that will not be acted on."""

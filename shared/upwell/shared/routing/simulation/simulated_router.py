@@ -84,9 +84,9 @@ class Pilot:
         self.state, granted = self._router.acquire_retry(self.state, decision)
         return granted
 
-    def settle(self, decision: Decision, sent_bytes: int | None) -> None:
+    def settle(self, decision: Decision, sent_bytes: int | None, settled_bytes: int | None = None) -> None:
         """See `RouterPort`."""
-        self.state = self._router.settle(self.state, decision, sent_bytes)
+        self.state = self._router.settle(self.state, decision, sent_bytes, settled_bytes)
 
     def give_back(self, decision: Decision) -> None:
         """See `RouterPort`."""

@@ -133,12 +133,16 @@ class RemoteErrorKind(enum.Enum):
 class RemoteError(UpwellError):
     """A call gave no usable answer. `kind` says why; the text quotes the server.
 
-    `retry_after_s`: seconds after which the server suggests a retry; None if it does not.
+    `retry_after_s`: seconds after which the server suggests a retry; None if it does not. `is_unsent`: there was no
+    connection, so nothing of the request has left.
     """
 
-    def __init__(self, kind: RemoteErrorKind, text: str, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, kind: RemoteErrorKind, text: str, retry_after_s: float | None = None, *, is_unsent: bool = False
+    ) -> None:
         self.kind = kind
         self.retry_after_s = retry_after_s
+        self.is_unsent = is_unsent
         super().__init__(text)
 
 
@@ -358,9 +362,11 @@ def _remote_error(error: grpc.RpcError) -> RemoteError:
     code, details = error.code(), error.details() or "no details"
     kind = KINDS.get(code, RemoteErrorKind.INTERNAL)
     # Only for errors without a connection, not for the server's own words.
-    if kind is RemoteErrorKind.UNAVAILABLE and details.startswith(_NO_CONNECTION):
-        kind = RemoteErrorKind.CERTIFICATE if any(words in details for words in _UNTRUSTED) else kind
-    return RemoteError(kind, f"{code.name}: {details}", told_by_trailers(error.trailing_metadata()))
+    is_unsent = kind is RemoteErrorKind.UNAVAILABLE and details.startswith(_NO_CONNECTION)
+    if is_unsent and any(words in details for words in _UNTRUSTED):
+        kind = RemoteErrorKind.CERTIFICATE
+    retry_after_s = told_by_trailers(error.trailing_metadata())
+    return RemoteError(kind, f"{code.name}: {details}", retry_after_s, is_unsent=is_unsent)
 
 
 def closed() -> RemoteError:

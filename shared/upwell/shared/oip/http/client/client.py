@@ -239,7 +239,7 @@ class HttpClient:
         except Exception as error:  # noqa: BLE001 (whatever it is, somebody waits for the call's end)
             if wire is not None:
                 wire.abort()
-            exchange.settle(failed(error, exchange.until_s))
+            exchange.settle(failed(error, exchange.until_s, is_unsent=wire is None))
         else:
             # Before the caller is informed, so that its next call finds the connection.
             if not (is_reusable and exchange.release() and self._pool.put(wire, context)):

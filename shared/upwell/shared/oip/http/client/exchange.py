@@ -154,7 +154,7 @@ class Exchange:
         outcome = self._outcome
         assert outcome is not None  # noqa: S101  it has ended
         if isinstance(outcome, RemoteError):
-            raise RemoteError(outcome.kind, str(outcome), outcome.retry_after_s)
+            raise RemoteError(outcome.kind, str(outcome), outcome.retry_after_s, is_unsent=outcome.is_unsent)
         return outcome
 
 
@@ -222,17 +222,19 @@ def _too_large(size: str, max_bytes: int) -> RemoteError:
     return RemoteError(RemoteErrorKind.RESOURCE_EXHAUSTED, text)
 
 
-def failed(error: Exception, until_s: float) -> RemoteError:
+def failed(error: Exception, until_s: float, *, is_unsent: bool = False) -> RemoteError:
     """The `RemoteError` for an exception during a call; call it at once, since it compares the time with the
-    deadline."""
+    deadline. `is_unsent`: see `RemoteError`."""
     if isinstance(error, RemoteError):
         return error
     if isinstance(error, TimeoutError) and time.monotonic() >= until_s:
         return late()
     if isinstance(error, ssl.SSLCertVerificationError):
-        return RemoteError(RemoteErrorKind.CERTIFICATE, f"UNAVAILABLE: the certificate: {error.verify_message}")
+        text = f"UNAVAILABLE: the certificate: {error.verify_message}"
+        return RemoteError(RemoteErrorKind.CERTIFICATE, text, is_unsent=is_unsent)
     if isinstance(error, (OSError, http.client.IncompleteRead)):
-        return RemoteError(RemoteErrorKind.UNAVAILABLE, f"UNAVAILABLE: {error or type(error).__name__}")
+        text = f"UNAVAILABLE: {error or type(error).__name__}"
+        return RemoteError(RemoteErrorKind.UNAVAILABLE, text, is_unsent=is_unsent)
     if isinstance(error, http.client.HTTPException):
         return RemoteError(RemoteErrorKind.GARBAGE, f"the answer is not HTTP ({type(error).__name__})")
     _log.error("a call over HTTP failed", exc_info=error)
