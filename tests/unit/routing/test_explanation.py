@@ -93,6 +93,31 @@ def test_rules_are_told_with_the_key_that_did_not_hold() -> None:
     ]
 
 
+def test_large_rows_that_were_kept_are_not_asked_again_beside_the_hard_ones() -> None:
+    found = told(row_sizes_bytes=[300_000, 100], hardness=0.1, **FAST)
+    first, second = (step.decision for step in found.steps)
+    assert (first.kept_rows, first.obstacle) == ((0,), Reason.CLOUD_TOO_SLOW)
+    assert (second.up_rows, second.reason) == ((1,), Reason.HARD)
+
+
+@pytest.mark.parametrize(
+    ("inquiry", "reason", "degraded"),
+    [
+        ({"row_sizes_bytes": [300_000, 100], "hardness": 0.9, **FAST}, Reason.CLOUD_TOO_SLOW, True),
+        ({"row_sizes_bytes": [300_000, 100], "hardness": 0.1, **FAST}, Reason.CLOUD_TOO_SLOW, True),
+        ({"row_sizes_bytes": [300_000, 100], "hardness": 0.9, "cloud_s": 0.001}, Reason.LARGE, False),
+        ({"hardness": 0.1, "cloud_s": 0.5}, Reason.CLOUD_TOO_SLOW, True),
+        ({"hardness": 0.1, **FAST}, Reason.HARD, False),
+        ({"hardness": 0.9, **FAST}, Reason.EASY, False),
+    ],
+)
+def test_the_answer_s_reason_is_that_of_both_decisions_together(
+    inquiry: dict[str, Any], reason: Reason, degraded: bool
+) -> None:
+    found = told(**inquiry)
+    assert (found.reason, found.degraded) == (reason, degraded)
+
+
 def test_settings_are_told_with_their_origin() -> None:
     settings = {one.key: (one.value, one.origin) for one in told().settings}
     assert settings["deadline"] == (0.05, "models.digits")

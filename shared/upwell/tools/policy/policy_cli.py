@@ -139,9 +139,9 @@ def explanation_document(policy: Policy, explanation: Explanation) -> dict[str, 
     last = explanation.last
     return {
         "signals": _signals(policy, explanation),
-        "plan": str(last.plan),
-        "reason": str(last.reason),
-        "degraded": last.degraded,
+        "plan": str(explanation.steps[0].decision.plan),
+        "reason": str(explanation.reason),
+        "degraded": explanation.degraded,
         "refusal": last.refusal or None,
         "up_rows": sorted({row for step in explanation.steps for row in step.decision.up_rows}),
         "predicted_s": {route: finite(value) for route, value in explanation.predicted_s.items()},

@@ -181,6 +181,21 @@ class Explanation:
         """The final decision."""
         return self.steps[-1].decision
 
+    @property
+    def degraded(self) -> bool:
+        """Whether a row that wanted the cloud is kept for another reason than the policy."""
+        return any(step.decision.degraded for step in self.steps)
+
+    @property
+    def reason(self) -> Reason:
+        """The reason of the answer if the cloud answers what goes up: that of `RequestFlow.answer_reason`."""
+        obstacles = [step.decision.obstacle for step in self.steps if step.decision.degraded]
+        if obstacles and obstacles[-1] is not None:
+            return obstacles[-1]
+        first, last = self.steps[0].decision, self.last
+        is_settled = first.up_rows or first.kept_rows or last.reason is Reason.EASY
+        return first.reason if is_settled else last.reason
+
 
 def explain(policy: Policy, inquiry: Inquiry, wall_time_s: float) -> Explanation:
     """The decision on `inquiry` at the Unix time `wall_time_s`, with everything that led to it."""
@@ -207,7 +222,8 @@ def explain(policy: Policy, inquiry: Inquiry, wall_time_s: float) -> Explanation
 def _after_edge(
     router: Router, state: RouterState, inquiry: Inquiry, first: Decision, value: float, wall_time_s: float
 ) -> Decision:
-    rows = tuple(row for row in range(len(inquiry.sizes_bytes)) if row not in first.up_rows)
+    decided = {*first.up_rows, *first.kept_rows}
+    rows = tuple(row for row in range(len(inquiry.sizes_bytes)) if row not in decided)
     signals: Signals = inquiry.signals(wall_time_s, scored_rows=rows, hardness=(value,) * len(rows))
     return router.decide(state, signals, NOW_S + (inquiry.edge_s or 0.0))
 
