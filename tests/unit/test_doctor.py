@@ -174,3 +174,38 @@ def test_a_pipe_is_a_problem_and_is_not_waited_for(folder: Path, in_process: InP
     found = report(in_process, path, folder / "fifo.yaml")[1]
     subjects = ("configuration", "agent.tls", "policy", "model")
     assert all("it is a pipe" in found[subject][-1]["text"] for subject in subjects)
+
+
+def test_files_that_an_agent_needs_besides_are_looked_at(folder: Path, in_process: InProcess) -> None:
+    linear(folder).rename(folder / "plain.onnx")
+    (folder / "token").write_text("secret")
+    (folder / "pipelines.yaml").write_text("version: 1\npipelines: {door: {source: {video: a.mp4}, stepps: []}}\n")
+    path = folder / "agent.yaml"
+    path.write_text(
+        "version: 1\nagent: {listen: ['127.0.0.1:0'], tokens: tokens.yaml, trust: {keys: [device.pem, gone.pem]}}\n"
+        "cloud: {endpoint: '127.0.0.1:1', token_file: token}\npipelines: pipelines.yaml\n"
+        "models: {plain: {edge: {file: plain.onnx}}}\n"
+    )
+    code, found = report(in_process, path)
+    levels = {key: [one["level"] for one in found[key]] for key in ("agent.tokens", "agent.trust.keys")}
+    assert (code, levels) == (1, {"agent.tokens": ["problem"], "agent.trust.keys": ["ok", "problem"]})
+    assert found["cloud.token_file"] == [{"subject": "cloud.token_file", "level": "ok", "text": f"{folder}/token"}]
+    assert "stepps" in found["pipelines"][0]["text"]
+    (folder / "pipelines.yaml").write_text("version: 1\npipelines: {door: {source: {video: a.mp4}}}\n")
+    assert [one["level"] for one in report(in_process, path)[1]["pipelines"]] == ["ok"]
+
+
+def test_a_key_that_is_not_that_of_its_certificate_is_a_problem(
+    folder: Path, authority: Authority, in_process: InProcess
+) -> None:
+    authority.issue(folder / "other.pem", folder / "other.key", "other")
+    path = folder / "cloud.yaml"
+    expected = {
+        "device.key": "", "other.key": "other.key is not the key of", "none.key": "none.key cannot be read",
+        "device.pem": "contains no private key in PEM",
+    }  # fmt: skip
+    for key, said in expected.items():
+        tls = f"tls: {{cert: device.pem, key: {key}}}"
+        path.write_text(f"{{version: 1, serve: {{listen: ['127.0.0.1:0'], models: none, {tls}}}}}\n")
+        problems = [one["text"] for one in report(in_process, path)[1]["serve.tls"] if one["level"] == "problem"]
+        assert [said in one for one in problems] == ([True] if said else [])

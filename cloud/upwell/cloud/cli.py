@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import replace
 from enum import Enum
@@ -10,11 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from ruamel.yaml import YAML
 
 from upwell.cloud.config import CloudConfig
 from upwell.shared.config.security import parse_address
-from upwell.shared.config.yaml import load_yaml
+from upwell.shared.config.yaml import as_yaml, load_yaml
 from upwell.shared.errors import ConfigError, ExtraMissing
 from upwell.shared.units import parse_bytes, seconds_as_written
 
@@ -26,12 +24,7 @@ def printed(config: CloudConfig, *, as_json: bool) -> str:
     """
     written = config.as_written()
     written["serve"]["max_connection_age"] = seconds_as_written(config.serve.connection_age_s or 0.0)
-    if as_json:
-        return json.dumps(written)
-    yaml, buffer = YAML(), io.StringIO()
-    yaml.width = 1 << 20
-    yaml.dump(written, buffer)
-    return buffer.getvalue().rstrip("\n")
+    return json.dumps(written) if as_json else as_yaml(written)
 
 
 DEFAULT_LISTEN = "127.0.0.1:8001"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -173,6 +173,19 @@ class AgentConfig(FilePart):
         if found:
             raise located(found)
         return self
+
+    def as_written(self) -> dict[str, Any]:
+        """The configuration with all defaults, as plain values that read back the same.
+
+        Of a source what follows `?` is left out, since it may be a credential.
+        """
+        written = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        for name, model in self.models.items():
+            if model.edge is not None and model.edge.updates is not None:
+                written["models"][name]["edge"]["updates"]["source"] = model.edge.updates.place
+        if self.release is not None:
+            written["release"]["source"] = self.release.place
+        return written
 
     def _sources(self) -> dict[Location, str]:
         """Problems with the sources of the models."""

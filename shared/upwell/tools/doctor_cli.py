@@ -32,7 +32,7 @@ from upwell.edge.models.model_config import EdgeSide, SplitSection
 from upwell.edge.models.runtime_candidates import files_of
 from upwell.edge.spool.open_database import DAMAGED_SUFFIX, check_integrity, connect, is_damage
 from upwell.shared.config.security import Address, TlsFiles, parse_address
-from upwell.shared.config.yaml import load_yaml
+from upwell.shared.config.yaml import load_yaml, read_text
 from upwell.shared.errors import EXIT_FAILED, ConfigError, UpwellError
 from upwell.shared.files import open_plain
 from upwell.shared.oip.open_client import open_client
@@ -215,10 +215,48 @@ def _agent(config: AgentConfig, now_s: float) -> Iterator[DoctorFinding]:
                 yield DoctorFinding("policy", "problem", str(problem))
         else:
             yield DoctorFinding("policy", "ok", f"{config.policy} is valid")
+    for key, path in _named_files(config):
+        unreadable = _unreadable(path)
+        yield DoctorFinding(key, "problem" if unreadable else "ok", unreadable or str(path))
+    if config.pipelines is not None:
+        yield from _pipelines(config, config.pipelines)
     if config.cloud is not None:
         yield from _certificates("cloud.tls", config.cloud.security.tls, now_s)
         for endpoint in config.cloud.endpoints:
             yield _endpoint(endpoint, config)
+
+
+def _named_files(config: AgentConfig) -> Iterator[tuple[str, Path]]:
+    """Keys, tokens and certificates that the configuration names, by their place in it."""
+    agent, release = config.agent, config.release
+    named: list[tuple[str, Path | None]] = [("agent.tokens", agent.tokens)]
+    named += [("agent.trust.keys", path) for path in agent.trust.keys]
+    if agent.cases is not None:
+        named += [("agent.cases.key_file", agent.cases.key_file), ("agent.cases.storage_ca", agent.cases.storage_ca)]
+    if config.cloud is not None:
+        named.append(("cloud.token_file", config.cloud.token_file))
+    if config.fleet is not None:
+        named.append(("fleet.ca", config.fleet.ca))
+    if release is not None:
+        named += [("release.root", release.root), ("release.ca", release.ca)]
+        named.append(("release.floor.policy", release.floor.policy))
+    yield from ((key, path) for key, path in named if path is not None)
+
+
+def _pipelines(config: AgentConfig, path: Path) -> Iterator[DoctorFinding]:
+    from upwell.pipelines.config.model_signatures import signatures_of  # an agent without pipelines needs neither
+    from upwell.pipelines.config.pipelines_check import parse_pipelines
+
+    if unreadable := _unreadable(path):
+        yield DoctorFinding("pipelines", "problem", unreadable)
+        return
+    try:
+        _, doubts = parse_pipelines(read_text(path), path, signatures_of(config))
+    except ConfigError as error:
+        yield from (DoctorFinding("pipelines", "problem", str(problem)) for problem in error.problems)
+        return
+    yield from (DoctorFinding("pipelines", "warning", str(doubt)) for doubt in doubts)
+    yield DoctorFinding("pipelines", "ok", f"{path} is valid")
 
 
 def _model(name: str, side: EdgeSide, trust: Trust) -> DoctorFinding:
@@ -242,6 +280,9 @@ def _service(config: CloudConfig, now_s: float) -> Iterator[DoctorFinding]:
     serve = config.serve
     yield from ports([*serve.listen, *serve.listen_http, *([serve.metrics] if serve.metrics else [])])
     yield from _certificates("serve.tls", serve.security.tls, now_s)
+    if serve.tokens is not None:
+        unreadable = _unreadable(serve.tokens)
+        yield DoctorFinding("serve.tokens", "problem" if unreadable else "ok", unreadable or str(serve.tokens))
     try:
         folders = scan(serve.models)
     except ConfigError as error:
@@ -335,6 +376,30 @@ def _certificates(what: str, files: TlsFiles | None, now_s: float) -> Iterator[D
             yield DoctorFinding(what, "problem", f"{path} contains no certificate in PEM")
         except OSError as error:
             yield DoctorFinding(what, "problem", f"{path} cannot be read: {error.strerror}")
+    if problem := _key_problem(files):
+        yield DoctorFinding(what, "problem", problem)
+
+
+def _key_problem(files: TlsFiles) -> str:
+    """What is wrong with the private key, empty if there is none or it is that of the certificate."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+    from cryptography.x509 import load_pem_x509_certificates
+
+    if files.key is None or files.cert is None or _unreadable(files.cert):
+        return ""
+    if unreadable := _unreadable(files.key):
+        return unreadable
+    form = Encoding.DER, PublicFormat.SubjectPublicKeyInfo
+    try:
+        own = load_pem_private_key(files.key.read_bytes(), None).public_key().public_bytes(*form)
+    except (ValueError, TypeError, UnsupportedAlgorithm):  # a TypeError for one with a passphrase
+        return f"{files.key} contains no private key in PEM without a passphrase"
+    try:
+        certified = load_pem_x509_certificates(files.cert.read_bytes())[0].public_key().public_bytes(*form)
+    except ValueError:
+        return ""  # which is said of the certificate
+    return "" if own == certified else f"{files.key} is not the key of {files.cert}"
 
 
 def expiry(what: str, path: Path, end_s: float, now_s: float) -> DoctorFinding:

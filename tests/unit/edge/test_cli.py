@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from importlib.metadata import entry_points, version
@@ -165,3 +166,15 @@ def test_listing_cases_imports_no_pipelines() -> None:
     modules = imported_by("import upwell.tools.cases.cli")
     assert "upwell.tools.cases.case_source" in modules
     assert not {name for name in modules if name.startswith("upwell.pipelines")}
+
+
+def test_the_configuration_in_force_is_printed_and_nothing_is_run(upwell: InProcess, tmp_path: Path) -> None:
+    path = tmp_path / "agent.yaml"
+    path.write_text("models: {m: {edge: {file: missing.onnx}}}\n")
+    asked = ("agent", "-c", path, "--print-config")
+    written, as_json = upwell(*asked), upwell(*asked, "--json")
+    assert (written.code, written.err, as_json.code, as_json.err) == (0, "", 0, "")
+    found = json.loads(as_json.out)
+    assert found["models"]["m"]["edge"]["file"] == str(tmp_path / "missing.onnx")
+    assert f"file: {tmp_path}/missing.onnx" in written.out
+    assert upwell("agent", "-c", path, "--json").err.strip() == "error: --json needs --print-config"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from upwell.edge.config import AgentConfig
 from upwell.edge.models.model_config import ModelSection
 from upwell.shared.config.security import TlsFiles
-from upwell.shared.config.yaml import load_yaml, parse_yaml
+from upwell.shared.config.yaml import as_yaml, load_yaml, parse_yaml
 from upwell.shared.errors import ConfigError
 
 EDGE = "models: {m: {edge: {file: m.onnx}}}"
@@ -148,3 +149,50 @@ def test_every_model_that_only_a_cloud_could_serve_is_named_where_it_stands() ->
 def test_a_model_in_the_cloud_alone_needs_no_edge() -> None:
     found = config("cloud: {endpoint: 'localhost:1'}\nmodels: {m: {cloud: {model: x}}}")
     assert found.models["m"] == ModelSection.model_validate({"cloud": {"model": "x"}})
+
+
+FULL = """
+version: 1
+agent:
+  name: dock ü
+  listen: ["0.0.0.0:8001", "unix:/run/upwell.sock"]
+  tls: {cert: c.pem, key: k.pem}
+  tokens: tokens.yaml
+  limits: {rate: 100/min, burst: 7, bytes: 10MB/day}
+  max_message: 1000000B
+  state_dir: state
+  spool: {limit: 5MB, max_age: 1.5h, results: results.jsonl}
+  trust: {keys: [key.pem]}
+  cases: {to: /mnt/cases, every: 90s}
+  otlp: {endpoint: "http://127.0.0.1:4318", every: 30s}
+  traces: {endpoint: "http://127.0.0.1:4318", sample: 20%}
+cloud: {endpoint: "localhost:1", fallbacks: ["dns:///b:2"], tls: {ca: ca.pem}, token_file: token}
+fleet: {endpoint: "https://fleet:8443", ca: ca.pem, labels: {site: "a: b"}}
+policy: policy.yaml
+models:
+  a:
+    edge: {bundle: a, threads: 2, accelerator: {provider: vendor, library: vendor.so, options: {level: 3, fast: true}}}
+    cloud: {model: a-large}
+    split: auto
+  b: {cloud: {model: b}, split: {plan: plans/b, memory: 64MiB}}
+"""
+
+
+@pytest.mark.parametrize("text", [EDGE, FULL])
+def test_what_is_printed_of_a_configuration_says_the_same_elsewhere(text: str, tmp_path: Path) -> None:
+    found = config(text, tmp_path / "agent.yaml")
+    for again in (as_yaml(found.as_written()), json.dumps(found.as_written())):
+        assert config(again, tmp_path / "other" / "agent.yaml") == found
+
+
+def test_what_is_printed_has_the_defaults_and_no_credential_of_a_source(tmp_path: Path) -> None:
+    least = config(EDGE).as_written()
+    assert (least["agent"]["listen"], least["agent"]["spool"]["limit"]) == (["127.0.0.1:8001"], "256MiB")
+    sources = (
+        "agent: {state_dir: s}\nmodels: {m: {edge: {updates: {source: 'https://h/m.bundle.tar?sig=secret'}}}}",
+        "agent: {state_dir: s}\nrelease: {source: 'https://h/r?sig=secret', root: root.json}\nmodels: {m: {edge: {}}}",
+    )
+    for text in sources:
+        printed = as_yaml(config(text, tmp_path / "agent.yaml").as_written())
+        assert "https://h/" in printed
+        assert "secret" not in printed

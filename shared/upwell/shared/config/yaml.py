@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo
+from ruamel.yaml import YAML
 
 from upwell.shared.config.yaml_problems import MAX_ERRORS, problems_of
 from upwell.shared.config.yaml_tree import read_tree
@@ -48,6 +51,14 @@ def parse_yaml(text: str, model: type[M], path: Path | None = None, within: Path
     except ValidationError as error:
         unlisted = max(0, error.error_count() - MAX_ERRORS)
         raise ConfigError(problems_of(error, tree, model, path), unlisted) from None
+
+
+def as_yaml(values: Mapping[str, Any]) -> str:
+    """Plain values as the text of a file, one line for each text however long it is."""
+    yaml, buffer = YAML(), io.StringIO()
+    yaml.width = 1 << 20
+    yaml.dump(dict(values), buffer)
+    return buffer.getvalue().rstrip("\n")
 
 
 def resolve(path: str | Path, base_dir: Path) -> Path:
