@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from PIL import Image
 
 from tests.page_reader import Reader, blocks
 from tests.unit import models_for_tests as onnx_models
@@ -211,6 +212,24 @@ def test_pictures_go_through_the_models_own_pre_processing(report: Report, tmp_p
     assert made["size_bytes"]["after"] < 0.3 * made["size_bytes"]["before"]
 
 
+def test_a_folder_of_pictures_does_what_their_pixels_do(report: Report, quantize: Quantize, tmp_path: Path) -> None:
+    folder, pictures = tmp_path / "large", tmp_path / "pictures ü"
+    shutil.copytree(ASSETS / "cloud" / "digits-large" / "1", folder)
+    pictures.mkdir()
+    digits = heldout().images[:60]
+    for index, pixels in enumerate(digits):
+        Image.fromarray(pixels.squeeze()).save(pictures / f"{index:02}.png")
+    np.savez(tmp_path / "pixels.npz", image=digits)
+    for data, out in ((pictures, "a.onnx"), (tmp_path / "pixels.npz", "b.onnx")):
+        made = report(folder / "model.onnx", "--data", data, "--out", tmp_path / out)
+        assert (made["data"]["rows"], made["data"]["path"], made["accuracy"]) == (60, str(data), None)
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
+    (pictures / "41.png").write_bytes(b"no picture")
+    code, _, err = quantize(folder / "model.onnx", "--data", pictures)
+    assert code == 2
+    assert f"{pictures / '41.png'}: --data: " in err.replace("\n", "")
+
+
 def test_several_inputs_without_labels(report: Report, tmp_path: Path) -> None:
     """`(a · w) * b`, both inputs [rows, 3]: an old opset, a node without a name, weights per channel."""
     weights = np.random.default_rng(0).standard_normal((3, 3), np.float32)
@@ -344,7 +363,10 @@ def wrong_data(folder: Path) -> None:
         (["digits.onnx", "--data", "missing.npz"], "missing.npz: --data: cannot be read: No such file"),
         (["digits.onnx", "--data", "text.npz"], "cannot be read as NumPy arrays"),
         (["digits.onnx", "--data", "cut.npz"], "cannot be read as NumPy arrays"),
-        (["digits.onnx", "--data", "text.csv"], "expected a .npz or .npy file"),
+        (["digits.onnx", "--data", "text.csv"], "expected a folder of pictures, or an .npz or .npy file"),
+        (["digits.onnx", "--data", "pictures"], "`upwell model init` describes one as a picture"),
+        (["digits.onnx", "--data", "."], "a folder may hold pictures alone; put all arrays into one .npz"),
+        (["digits.onnx", "--data", "empty"], "it contains no items; expected files that end in"),
         (["digits.onnx", "--data", "objects.npz"], "Python objects, which are never read"),
         (["digits.onnx", "--data", "wrong_name.npz"], "it has the arrays 'y'; expected 'x'"),
         (["digits.onnx", "--data", "wrong_shape.npz"], "takes N rows of FP32 [1, 8, 8]"),
@@ -410,6 +432,9 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(pages / "model.onnx", folder / "int8.onnx")
     shutil.copy(pages / "model.tflite", folder / "int8.tflite")
     (folder / "broken.onnx").write_text("this is no model")
+    (folder / "empty").mkdir()
+    (folder / "pictures").mkdir()
+    Image.new("L", (8, 8)).save(folder / "pictures" / "a.png")
     (folder / "taken.onnx").write_text("mine")
     onnx_models.linear_elsewhere(folder, "../secret").rename(folder / "elsewhere.onnx")
     onnx_models.linear_elsewhere(folder, "weights.bin").rename(folder / "large.onnx")

@@ -39,7 +39,10 @@ def check_free(path: Path, model: Path, force: bool) -> None:
         )
 
 
-_DATA = "An .npz file with an array of N rows for each input of the model, and optional `labels`; or one .npy."
+_DATA = (
+    "A folder of pictures, or an .npz file with an array of N rows for each input of the model, and optional `labels`; "
+    "or one .npy."
+)
 _WEIGHTS = "u8 is correct on every CPU and the default there; s8 overflows on x86 without VNNI, but NPUs need it."
 _KEEP = "Keep this node float; may be repeated."
 

@@ -1,4 +1,6 @@
-"""Reads `.npz` and `.npy` data files: sizes are checked before memory is allocated, and no Python objects are read."""
+"""Reads data for a model: `.npz` and `.npy` files, whose sizes are checked before memory is allocated and of which no
+Python objects are read, and folders of pictures, which are read when they are needed.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ import numpy as np
 
 from upwell.edge.runtimes.input_check import describe, shape_fits
 from upwell.shared.errors import ConfigError, InvalidRequest, Problem
+from upwell.shared.files import read_file
 from upwell.shared.formats.npy import read_npy, read_npz
 from upwell.shared.partition.split.halves_model_yaml import description_of
 from upwell.shared.signature.model_yaml import load_description
@@ -17,17 +20,25 @@ from upwell.shared.signature.processor import Prepared, Processor
 from upwell.shared.signature.signature import LogicalInput
 from upwell.shared.signature.step_values import Geometry
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
+from upwell.tools.policy.collect.input_items import find_items
 from upwell.tools.quantize.quantizer import Feed, FloatModel
 
 MAX_BYTES = 8 << 30
+MAX_PICTURE_BYTES = 64 << 20
 UNNAMED = "arr_0"
 """The name that `numpy.savez` gives to the first unnamed array, used here also for the array of a .npy file."""
 
 
 def read_arrays(path: Path) -> dict[str, Array]:
-    """The arrays of a file by name. Raises `ConfigError` for an invalid file, or one too large to hold."""
+    """The arrays of a file by name; for a folder one with the paths of its pictures.
+
+    Raises `ConfigError` for an invalid file, or one too large to hold.
+    """
+    if path.is_dir():
+        return {UNNAMED: _paths(path)}
     if path.suffix.lower() not in (".npz", ".npy"):
-        raise ConfigError.at(path, "expected a .npz or .npy file, as numpy.savez and numpy.save write them", "--data")
+        problem = "expected a folder of pictures, or an .npz or .npy file of numpy.savez or numpy.save"
+        raise ConfigError.at(path, problem, "--data")
     try:
         arrays = read_npz(path, MAX_BYTES) if path.suffix.lower() == ".npz" else {UNNAMED: _one(path)}
         if not arrays:
@@ -37,6 +48,16 @@ def read_arrays(path: Path) -> dict[str, Array]:
     except ValueError as error:
         raise ConfigError.at(path, f"cannot be read as NumPy arrays: {error}", "--data") from None
     return arrays
+
+
+def _paths(folder: Path) -> Array:
+    items = find_items(folder)
+    for item in items:
+        if item.path.suffix.lower() in (".npy", ".npz"):
+            raise ConfigError.at(item.path, "a folder may hold pictures alone; put all arrays into one .npz", "--data")
+    paths = np.empty(len(items), np.object_)
+    paths[:] = [item.path for item in items]
+    return paths
 
 
 def _one(path: Path) -> Array:
@@ -101,13 +122,14 @@ class Samples:
         """The run for one of `runs`. Raises `ConfigError` for a row that pre-processing refuses."""
         indexes = np.asarray([*rows, *[rows[-1]] * (self._per_run - len(rows))], np.intp)
         given = {
-            name: array[indexes] if self.has_rows or name in self._images else array[rows[0]]
+            name: _opened(array[indexes]) if self.has_rows or name in self._images else array[rows[0]]
             for name, array in self._arrays.items()
         }
         try:
             prepared = self._processor.pre(given)
         except InvalidRequest as error:
-            raise ConfigError.at(self.path, f"row {rows[0]}: {error}", "--data") from None
+            row = next((one for array in self._arrays.values() if isinstance(one := array[rows[0]], Path)), None)
+            raise ConfigError.at(row or self.path, str(error) if row else f"row {rows[0]}: {error}", "--data") from None
         feed = {name: np.asarray(tensor, order="C") for name, tensor in prepared.tensors.items()}  # a scalar stays one
         return SampleRow(feed, rows, prepared.geometry)
 
@@ -133,6 +155,15 @@ class Samples:
         first = min(self.count // 2, MOST_CALIBRATION_ROWS)
         second = first + (min((self.count - first) * 2 // 3, MOST_CALIBRATION_ROWS) if choosing else 0)
         return sorted(order[:first].tolist()), sorted(order[first:second].tolist()), sorted(order[second:].tolist())
+
+
+def _opened(values: Array) -> Array:
+    """The values, or instead of the paths of pictures what is in them. Raises `ConfigError`."""
+    if values.dtype != np.object_ or not isinstance(values[0], Path):
+        return values
+    pictures = np.empty(len(values), np.object_)
+    pictures[:] = [read_file(path, "a picture", MAX_PICTURE_BYTES) for path in values]
+    return pictures
 
 
 def _detections(processor: Processor) -> list[str]:
@@ -188,12 +219,10 @@ def _renamed(arrays: Mapping[str, Array], processor: Processor) -> dict[str, Arr
 
 
 def _wrong_names(path: Path, arrays: Mapping[str, Array], processor: Processor, plain: Processor) -> ConfigError:
-    there = ", ".join(repr(name) for name in arrays)
+    has = "pictures for one input" if path.is_dir() else f"the arrays {', '.join(map(repr, arrays))}"
     ways = [", ".join(repr(one.name) for one in way.signature.inputs) for way in (processor, plain)]
     wanted = ways[1] if processor is plain else f"{ways[0]} (what callers send) or {ways[1]} (the model's tensors)"
-    return ConfigError.at(
-        path, f"it has the arrays {there}; expected {wanted}, and {LABELS!r} if accuracy is wanted", "--data"
-    )
+    return ConfigError.at(path, f"it has {has}; expected {wanted}, and {LABELS!r} if accuracy is wanted", "--data")
 
 
 def _samples(
@@ -232,6 +261,9 @@ def _fitted(array: Array, one: LogicalInput, has_rows: bool) -> Array:
     """The array as the rows of an input. Raises `ValueError` if it does not fit."""
     if array.ndim == 0 or len(array) == 0:
         raise ValueError("has no rows")
+    if array.dtype == np.object_ and one.kind != "image":
+        takes = f"input {describe(one.spec)} takes none; `upwell model init` describes one as a picture"
+        raise ValueError(f"has pictures, but {takes}")
     if one.kind == "image":
         return _pictures(array)
     spec = one.spec if not has_rows else TensorSpec(one.name, one.spec.datatype, one.spec.shape[1:])
@@ -261,6 +293,8 @@ def _converted(array: Array, datatype: str) -> Array:
 
 
 def _pictures(array: Array) -> Array:
+    if array.dtype == np.object_:
+        return array
     if array.dtype.kind in "SU":
         return _texts(array)
     if array.dtype == np.uint8 and array.ndim == 3:

@@ -20,6 +20,7 @@ from upwell.shared.errors import ConfigError, ExtraMissing, UpwellError
 from upwell.shared.formats.onnx.file import BadOnnxFile, external_weights
 from upwell.shared.tensors import Array
 from upwell.shared.units import count_of
+from upwell.tools.model_init.model_yaml_draft import likely_boxes
 from upwell.tools.quantize.data_files import FEWEST_TO_HOLD_OUT, SampleRow, Samples, read_samples
 from upwell.tools.quantize.quantization_error import (
     SCORE_ERROR,
@@ -206,6 +207,7 @@ class _Work:
             times=None if self._is_exact else self._times(model),
             warnings=(
                 *self._data_warnings(),
+                *self._undescribed(),
                 *unsure,
                 *_small_gain(self._model.size_bytes, len(model), self._quantizer.graph, keep_float),
                 *_not_finite(comparison),
@@ -306,6 +308,16 @@ class _Work:
             return ()
         rows = count_of(self._samples.count, "row")
         return (f"only {rows}: ranges may be too narrow, and nothing is held out to show it",)
+
+    def _undescribed(self) -> Sequence[str]:
+        """A warning about what looks like a detector, if nothing says so: its scores share one scale with its boxes."""
+        takes_picture = len(self._model.inputs) == 1 and len(self._model.inputs[0].shape) == 4
+        if self._samples.detector is not None or not takes_picture or not likely_boxes(self._model.outputs)[0]:
+            return ()
+        return (
+            "the outputs look like the boxes of a detector, but no step `boxes` of a model.yaml beside it says so: its "
+            "scores are not kept float; `upwell model init` writes one",
+        )
 
     def _data_used(self) -> DataUsed:
         samples = self._samples

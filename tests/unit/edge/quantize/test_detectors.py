@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -225,6 +226,19 @@ def test_the_models_own_tensors_are_compared_after_post_too(detector: Path) -> N
     assert found is not None
     assert found.boxes > 50
     assert found.scores_within >= 0.99
+
+
+def test_a_detector_that_nothing_describes_is_told_so(quantized: Quantized, detector: Path, tmp_path: Path) -> None:
+    shutil.copy(detector / "model.onnx", tmp_path)
+    tensors = np.random.default_rng(2).random((30, 3, SIDE, SIDE), np.float32)
+    np.savez(tmp_path / "data.npz", images=tensors)
+    made = quantize_model(
+        tmp_path / "model.onnx", tmp_path / "data.npz", tmp_path / "q.onnx", QuantizeSettings(), (), silent
+    )
+    said = "the outputs look like the boxes of a detector"
+    assert [one.startswith(said) for one in made.report.warnings].count(True) == 1
+    assert made.report.comparison.detections is None
+    assert not any(one.startswith(said) for one in quantized.report.warnings)
 
 
 def test_what_a_person_keeps_float_is_kept_beside_the_tail_alone(detector: Path) -> None:
