@@ -341,6 +341,27 @@ def test_a_cloud_that_is_not_there_ends_it_and_leaves_the_items_for_later(folder
     assert folder.items == names
 
 
+def test_a_cloud_that_fell_silent_at_the_end_is_asked_again(folder: Folder, service: str) -> None:
+    names = folder.pictures(3)
+    rules = [{"name": "mine", "match": {"tags": {"item": [names[1]]}}, "egress": "deny"}]
+    folder.write("127.0.0.1:1", {"rules": rules})
+    done = folder.run("--json")
+    report = json.loads(done.stdout)
+    assert (done.exit_code, report["collected"], folder.items) == (0, 1, [names[1]])
+    assert set(report["unanswered"]) == {names[0], names[2]}
+    assert all(why.endswith("the same command asks again") for why in report["unanswered"].values())
+    folder.write(service)
+    assert (folder.report()["collected"], sorted(folder.items)) == (2, names)
+
+
+def test_no_answer_at_all_is_a_failure(folder: Folder) -> None:
+    folder.pictures(2)
+    folder.write("127.0.0.1:1")
+    done = folder.run()
+    assert (done.exit_code, folder.out.read_bytes()) == (1, b"")
+    assert "2 without an answer from the cloud" in done.output
+
+
 def test_a_model_that_the_cloud_does_not_know_ends_it(folder: Folder, service: str) -> None:
     folder.pictures()
     edge = {"bundle": str(EDGE_BUNDLE), "runtime": "onnx"}

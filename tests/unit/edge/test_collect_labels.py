@@ -159,9 +159,12 @@ def test_a_line_that_is_no_box_is_refused_with_its_number(tmp_path: Path, row: s
         ({"images": []}, "names image 7 and category 3; one is missing"),
         ({"annotations": [{"image_id": 7, "category_id": 9, "bbox": [0, 0, 1, 1]}]}, "category 9; one is missing"),
         ({"annotations": [{"image_id": 7, "category_id": 3, "bbox": [0, 0, 1]}]}, "annotations.0.bbox"),
-        ({"annotations": [{"image_id": 7, "category_id": 3, "bbox": [9, 9, 0, 1]}]}, "x1 < x2"),
+        ({"annotations": [{"image_id": 7, "category_id": 3, "bbox": [9, 9, 0, 1]}]}, "001.png: expected .* x1 < x2"),
         ({"categories": [{"id": 3, "name": "bird"}]}, "got 'bird'"),
-        ({"images": [{"id": 1, "file_name": "gone.png", "width": 1, "height": 1}], "annotations": []}, "no item 'gone"),
+        (
+            {"images": [{"id": 1, "file_name": "gone.png", "width": 1, "height": 1}], "annotations": []},
+            "none of its pictures is in the data folder; the first of 1 is 'gone.png'",
+        ),
     ],
 )
 def test_coco_that_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, object], message: str) -> None:
@@ -170,3 +173,18 @@ def test_coco_that_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, ob
     (tmp_path / "torn.json").write_text('{"images": [')
     with pytest.raises(ConfigError, match="cannot be read as JSON"):
         read_boxes(tmp_path / "torn.json", OBJECTS)
+    (tmp_path / "torn.json").write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        read_boxes(tmp_path / "torn.json", OBJECTS)
+
+
+def test_coco_of_more_pictures_than_there_are_tells_of_those_and_leaves_crowds_out(tmp_path: Path) -> None:
+    """As a part of a public set is: the file is about all of its pictures."""
+    names = [*sorted(NAMES), "no"]
+    images = [{"id": at, "file_name": name, "width": 10, "height": 10} for at, name in enumerate(names)]
+    boxes = [(0, 0), (1, 1), (len(NAMES), 0)]
+    annotations = [
+        {"image_id": at, "category_id": 3, "bbox": [0, 0, 5, 5], "iscrowd": is_crowd} for at, is_crowd in boxes
+    ]
+    found = read_boxes(coco(tmp_path, images=images, annotations=annotations), OBJECTS)
+    assert {name: len(objects) for name, objects in found.items()} == {"001.png": 1, "b c.png": 0, "ü.png": 0}

@@ -86,7 +86,7 @@ def collect(
         typer.echo(json.dumps(asdict(report)))
     else:
         _show(report)
-    if report.skipped and not report.collected + report.already_there:
+    if (report.skipped or report.unanswered) and not report.collected + report.already_there:
         raise typer.Exit(EXIT_FAILED)
 
 

@@ -348,7 +348,7 @@ class Collection:
                 for item in items:
                     self._take(item, worker.submit(self._ask, item, began_s).result())
                     advance()
-                self._release()
+                self._finish()
             except BaseException:
                 self._asker.close()  # ends the call in progress, for which the worker waits
                 raise
@@ -381,6 +381,14 @@ class Collection:
         was_heard = not asked.cloud.is_silent and not asked.egress_rule
         if was_heard or not silent:
             self._release()
+
+    def _finish(self) -> None:
+        """Write what is held, but for items that the cloud said nothing to: the next run asks about them again."""
+        silent = [(item, asked) for item, asked in self._held if asked.cloud.is_silent]
+        self._held = [one for one in self._held if not one[1].cloud.is_silent]
+        self._release()
+        for item, asked in silent:
+            self.report.unanswered[item.name] = f"{asked.cloud.problem}; the same command asks again"
 
     def _release(self) -> None:
         while self._held:

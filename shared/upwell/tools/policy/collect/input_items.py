@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from pydantic import BaseModel, Field, ValidationError
 from upwell.edge.models.edge_model import ServedModel
 from upwell.edge.request.request import as_arrays
 from upwell.shared.errors import ConfigError, InvalidRequest, Problem
+from upwell.shared.files import parse_json
 from upwell.shared.oip.dataplane import ModelMetadata
 from upwell.shared.signature.signature import LogicalInput, Signature
 from upwell.shared.tensors import Array
@@ -175,6 +175,7 @@ class _CocoObject(BaseModel):
     image_id: int
     category_id: int
     bbox: tuple[float, float, float, float]
+    iscrowd: int | None = None
 
 
 class _CocoCategory(BaseModel):
@@ -192,9 +193,10 @@ def _read_coco(path: Path, known: KnownLabels, found: dict[str, list[list[float]
     """COCO's detection format (Lin et al. 2014, cocodataset.org): bbox is left, top, width, height in pixels.
 
     A category is the class of its name; if the model has no labels, classes are the categories in the order of ids.
+    Pictures that are not among the items are left out, and so are those with a crowd, whose objects nobody counted.
     """
     try:
-        coco = _Coco.model_validate(json.loads(_text(path)))
+        coco = _Coco.model_validate(parse_json(_text(path)))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
@@ -207,21 +209,29 @@ def _read_coco(path: Path, known: KnownLabels, found: dict[str, list[list[float]
     names = [category.name for category in sorted(coco.categories, key=lambda one: one.id)]
     categories = {category.id: category.name for category in coco.categories}
 
-    def add_image(image: _CocoImage) -> None:
-        found.setdefault(known.item(image.file_name), [])
+    crowded = {one.image_id for one in coco.annotations if one.iscrowd}
+    there = [image for image in coco.images if image.file_name in known.names]
+    found |= {image.file_name: [] for image in there if image.id not in crowded}
 
     def add_object(one: _CocoObject) -> None:
         if one.image_id not in images or one.category_id not in categories:
             raise ValueError(f"an annotation names image {one.image_id} and category {one.category_id}; one is missing")
         image, name = images[one.image_id], categories[one.category_id]
+        if image.file_name not in found:
+            return
         left, top, width, height = one.bbox
         box = [left / image.width, top / image.height, (left + width) / image.width, (top + height) / image.height]
         number = known.number(name if known.texts else str(names.index(name)))
         clipped = np.clip(box, 0.0, 1.0).tolist()  # annotations may extend a pixel over the edge
-        found[image.file_name].append([*_checked_box(clipped), 1.0, number])
+        try:
+            found[image.file_name].append([*_checked_box(clipped), 1.0, number])
+        except ValueError as error:
+            raise ValueError(f"{image.file_name}: {error}") from None
 
-    _each(path, ((None, image) for image in coco.images), add_image)
     _each(path, ((None, one) for one in coco.annotations), add_object)
+    if not there:
+        found_instead = f"; the first of {len(coco.images)} is {coco.images[0].file_name!r}" if coco.images else ""
+        raise ConfigError.at(path, f"none of its pictures is in the data folder{found_instead}", "--labels")
 
 
 def _each(path: Path, rows: Iterable[tuple[int | None, T]], add: Callable[[T], None]) -> None:
