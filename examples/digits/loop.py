@@ -39,6 +39,8 @@ from upwell.tools.plot_style import ALARM, CLOUD, EDGE, MUTED, picture
 BOXES = ("box-1", "box-2", "box-3")
 MAX_RISK = "4%"
 HOME = "home"
+MARK = ".upwell-loop"
+"""The file by which a later run knows that it may delete the folder."""
 LABELS = 180
 KEEP = "1MiB"
 WAIT_S = 600.0
@@ -78,11 +80,14 @@ class Phase:
 
 
 class Loop:
-    """One run in `folder`, which is created anew."""
+    """One run in `folder`, which is created anew: an earlier run's is deleted, another one refused."""
 
     def __init__(self, folder: Path, requests: int, console: Console) -> None:
+        if folder.exists() and not (folder / MARK).exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise SystemExit(f"{folder} exists and is not of an earlier run: name another folder with --out")
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
+        (folder / MARK).touch()
         self.folder, self.requests, self.console = folder.resolve(), requests, console
         self.stream = Stream(LOOP_SEED)
         self.phases: list[Phase] = []

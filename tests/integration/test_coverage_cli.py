@@ -152,6 +152,7 @@ def test_a_provider_that_is_not_there_is_one_sentence() -> None:
         (["--package", "tensorflow"], "is not one of"),
         (["--runtime", "onnx", "--package", "tflite_runtime"], "--package: only for --runtime tflite"),
         (["--at-least", "much"], "--at-least"),
+        (["--accelerator", ""], "--accelerator: expected the name of a provider"),
     ],
 )
 def test_wrong_use(cover: Cover, arguments: list[str], said: str) -> None:

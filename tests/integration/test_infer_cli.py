@@ -235,6 +235,7 @@ def _zip(member: bytes) -> bytes:
         ("x.npz", b"not a zip", "not a NumPy file"),
         ("x.npz", _zip(_npy("(9,)", data=bytes(8))), "says 36 bytes, but the file has 8"),
         pytest.param("x.npz", _zip(b"x" * 100)[:-90], "not a NumPy file", id="cut short"),  # holds the time
+        ("X.NPZ", b"not a zip", "not a NumPy file"),
         ("x.png", b"", "the file is empty"),
     ],
 )

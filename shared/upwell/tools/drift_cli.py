@@ -39,7 +39,7 @@ from upwell.shared.signature.model_yaml import load_description
 from upwell.shared.tensors import Array
 from upwell.shared.units import parse_seconds
 from upwell.tools.cases.case_source import NO_FOLDER
-from upwell.tools.policy.collect.input_items import find_items, read_item
+from upwell.tools.policy.collect.input_items import Item, find_items, read_item
 from upwell.tools.policy.request_log_reader import read_log
 from upwell.tools.request_inputs import read_inputs
 from upwell.tools.terminal import AsJson, parsed, plain, progress, table_console
@@ -66,6 +66,8 @@ def drift(
     if is_log and bundle is None:
         raise ConfigError.at(where, "expected the bundle that has the reference", "--bundle")
     found = _of_log(where, bundle, model) if is_log and bundle is not None else _of_device(where)
+    if model and found and model not in found:
+        raise ConfigError.at(where, f"nothing was counted for {model!r}; expected one of {', '.join(found)}", "--model")
     found = {name: one for name, one in found.items() if model in ("", name)}
     if not found:
         raise ConfigError.at(where, "nothing was counted; add a reference to the bundle with `upwell model reference`")
@@ -94,8 +96,12 @@ def _of_device(where: Path) -> Mapping[str, Any]:
 
 def _of_log(path: Path, bundle: Path, model: str) -> Mapping[str, Any]:
     """Compare the rows of a request log, without pictures, with the reference of a bundle. Raises `ConfigError`."""
-    lines = [line for line in read_log(path) if model in ("", line.model)]
+    every = read_log(path)
+    lines = [line for line in every if model in ("", line.model)]
     models = sorted({line.model for line in lines})
+    if not models:
+        known = ", ".join(sorted({line.model for line in every}))
+        raise ConfigError.at(path, f"it has no request of {model!r}; expected one of {known}", "--model")
     if len(models) > 1:
         raise ConfigError.at(path, f"these are requests of {', '.join(models)}; choose one", "--model")
     with loaded("model", ModelSection(edge=EdgeSide(bundle=bundle)), Trust((), False)) as served:
@@ -188,8 +194,11 @@ def _measured(served: ServedModel, edge: EdgeModel, data: Path) -> tuple[list[Ro
     """The measures of every row, and the hardness measure used. Raises `ConfigError`."""
     rows: list[RowMeasures] = []
     measure: Measure | None = None
+    count, requests = _requests(served, data)
+    if count > MOST_ROWS:
+        raise ConfigError.at(data, f"{count} rows, more than {MOST_ROWS}; use fewer", "--data")
     with progress() as bar:
-        for inputs in bar.track(_requests(served, data), description="rows"):
+        for inputs in bar.track(requests, total=count, description="rows"):
             try:
                 outputs = edge.run_now(inputs).outputs
             except (InvalidRequest, ModelFailed) as error:
@@ -199,20 +208,14 @@ def _measured(served: ServedModel, edge: EdgeModel, data: Path) -> tuple[list[Ro
                 measure = "margin" if "margin" in known else cast("Measure", next(iter(known), "margin"))
             picture = picture_of(edge.signature, inputs, 0)
             rows.append(measured(edge.signature, edge.scorer, outputs, picture, measure))
-            if len(rows) > MOST_ROWS:
-                raise ConfigError.at(data, f"more than {MOST_ROWS} rows; use fewer", "--data")
     return rows, measure or "margin"
 
 
-def _requests(served: ServedModel, data: Path) -> Iterator[Mapping[str, Array]]:
-    """Requests of one row each."""
+def _requests(served: ServedModel, data: Path) -> tuple[int, Iterator[Mapping[str, Array]]]:
+    """The number of requests of one row each, and these."""
     if data.is_dir():
-        for item in find_items(data):
-            try:
-                yield read_item(item, served)
-            except InvalidRequest as error:
-                raise ConfigError.at(item.path, str(error), "--data") from None
-        return
+        items = find_items(data)
+        return len(items), (_of_item(item, served) for item in items)
     edge = served.edge
     assert edge is not None  # noqa: S101  the caller has it
     if data.suffix.lower() != ".npz":
@@ -224,8 +227,15 @@ def _requests(served: ServedModel, data: Path) -> Iterator[Mapping[str, Array]]:
         count = edge.signature.check_inputs(arrays)
     except InvalidRequest as error:
         raise ConfigError.at(data, str(error), "--data") from None
-    for row in range(count):
-        yield edge.signature.select_rows(arrays, (row,)) if edge.signature.has_rows else arrays
+    signature = edge.signature
+    return count, (signature.select_rows(arrays, (row,)) if signature.has_rows else arrays for row in range(count))
+
+
+def _of_item(item: Item, served: ServedModel) -> Mapping[str, Array]:
+    try:
+        return read_item(item, served)
+    except InvalidRequest as error:
+        raise ConfigError.at(item.path, str(error), "--data") from None
 
 
 def _no_metadata() -> ModelMetadata:

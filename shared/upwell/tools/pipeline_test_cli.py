@@ -27,7 +27,7 @@ from upwell.pipelines.run.late_answers import LateResults
 from upwell.pipelines.run.pipeline_factory import build_pipelines
 from upwell.pipelines.sources.series import SERIES_SUFFIXES
 from upwell.shared.config.yaml import read_text
-from upwell.shared.errors import EXIT_FAILED, ConfigError
+from upwell.shared.errors import EXIT_FAILED, ConfigError, ExtraMissing
 from upwell.shared.tensors import Array
 from upwell.tools.terminal import AsJson, plain, progress, stderr_console, table_console
 
@@ -61,11 +61,12 @@ def trial(
         raise ConfigError.at(video, "no such file; expected a recording", "--video")
     changed = _of_recording(parsed, name, video.absolute(), (out / EVENTS).absolute())
     has_pictures = parsed.pipelines[name].source.series is None
-    fps, frames = _length(video) if has_pictures else (_DEFAULT_FPS, None)
+    with ExtraMissing.on_import("pipelines", "upwell pipeline test needs PACKAGE"):
+        fps, frames = _length(video) if has_pictures else (_DEFAULT_FPS, None)
     results = LateResults()
     with ExitStack() as open_parts:
         agent = open_parts.enter_context(assemble(agent_config, results))
-        _make_room(out, video)
+        _make_room(out, video, parsed)
         runner = open_parts.enter_context(build_pipelines(changed, agent, None, results, shows_frames=has_pictures))
         bar = open_parts.enter_context(progress())
         task = bar.add_task(name, total=frames)
@@ -101,13 +102,17 @@ def _of_recording(config: PipelinesConfig, name: str, recording: Path, events: P
     return config.model_copy(update={"pipelines": {name: changed}})
 
 
-def _make_room(out: Path, recording: Path) -> None:
-    """The folder, without the results of a former run. Raises `ConfigError`, also if the recording is one of them."""
+def _make_room(out: Path, recording: Path, config: PipelinesConfig) -> None:
+    """The folder, without the results of a former run. Raises `ConfigError`, also if the recording, or a file that a
+    pipeline writes, is one of them.
+    """
+    written = [sink.jsonl.path for one in config.pipelines.values() for sink in one.sinks if sink.jsonl]
     with ConfigError.on_os_error(out, "cannot be written", "--out"):
         out.mkdir(parents=True, exist_ok=True)
         results = [out / name for name in (EVENTS, f"{EVENTS}.1", VIDEO)]
-        if any(one.exists() and one.samefile(recording) for one in results):
-            raise ConfigError.at(recording, "the results would replace it; expected another folder", "--out")
+        for kept in (recording, *written):
+            if kept.exists() and any(one.exists() and one.samefile(kept) for one in results):
+                raise ConfigError.at(kept, "the results would replace it; expected another folder", "--out")
         for former in results:
             former.unlink(missing_ok=True)
 

@@ -73,9 +73,9 @@ def _read(text: str) -> Iterator[_Given]:
     if not data:
         raise ConfigError.at(path, "the file is empty")
     try:
-        if path.suffix == ".npy":
+        if path.suffix.lower() == ".npy":
             yield _Given(name, path, read_npy(io.BytesIO(data), len(data)))
-        elif path.suffix == ".npz":
+        elif path.suffix.lower() == ".npz":
             if name:
                 raise ConfigError.at(path, f"a .npz names its inputs itself; leave {name}= out")
             for array_name, array in read_npz(io.BytesIO(data), DEFAULT_MAX_MESSAGE_BYTES).items():

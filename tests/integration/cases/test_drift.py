@@ -31,6 +31,7 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.signature.picture_quality import picture_quality
 from upwell.shared.signature.signature import LogicalInput, Signature
 from upwell.shared.tensors import TensorSpec
+from upwell.tools import drift_cli
 from upwell.tools.cli import build_app
 from upwell.tools.demo.digit_data import heldout
 
@@ -133,6 +134,11 @@ def test_a_log_is_held_against_a_bundle(tmp_path: Path, bundle: Path) -> None:
     assert document["models"]["digits"]["findings"] == ["world"]
     assert document["false_alarms"] == 0.05
     assert document["models"]["digits"]["quantities"]["classes"]["moved"]
+    others = {"state": "nothing was counted for", "state/requests.jsonl": "it has no request of"}
+    for where, said in others.items():
+        asked = ["drift", str(tmp_path / where), "--bundle", str(bundle), "--model", "other"]
+        done = CliRunner().invoke(build_app(asked), asked)
+        assert f"{said} 'other'; expected one of digits" in str(done.exception)
 
 
 def test_novel_rows_are_told_by_the_reference_from_the_first_one_on(tmp_path: Path, bundle: Path) -> None:
@@ -158,6 +164,17 @@ def test_a_packed_bundle_and_a_broken_reference_are_refused(tmp_path: Path, bund
     done = CliRunner().invoke(build_app(["model"]), ["model", "reference", str(folder), "--data", str(tmp_path)])
     assert isinstance(done.exception, ConfigError)
     assert "it is already packed" in str(done.exception)
+
+
+def test_too_many_rows_are_refused_before_any_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drift_cli, "MOST_ROWS", 2)
+    shutil.copytree(EDGE_BUNDLE, tmp_path / "digits")
+    (tmp_path / "data").mkdir()
+    for index in range(3):
+        (tmp_path / "data" / f"{index}.png").write_bytes(b"no picture")
+    arguments = ["model", "reference", str(tmp_path / "digits"), "--data", str(tmp_path / "data")]
+    done = CliRunner().invoke(build_app(["model"]), arguments)
+    assert "--data: 3 rows, more than 2; use fewer" in str(done.exception)
 
 
 @pytest.mark.slow

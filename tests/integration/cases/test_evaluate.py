@@ -101,6 +101,8 @@ def test_cases_without_a_label_and_bundles_that_are_not_there_are_said(tmp_path:
         run("evaluate", EDGE_BUNDLE, EDGE_BUNDLE, "--cases", folder)
     with pytest.raises(ConfigError, match="there is no such bundle"):
         run("evaluate", tmp_path / "none", EDGE_BUNDLE, "--cases", state)
+    with pytest.raises(ConfigError, match="no evaluation cases of 'pages'; there are some of m"):
+        run("evaluate", EDGE_BUNDLE, EDGE_BUNDLE, "--cases", state, "--model", "pages")
 
 
 def test_two_releases_are_compared_with_their_own_policies_on_a_log(state: Path, tmp_path: Path) -> None:

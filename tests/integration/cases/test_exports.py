@@ -13,7 +13,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+import weakref
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -35,11 +36,14 @@ from tests.integration.cases.made_cases import (
     keep,
     random_pictures,
 )  # fmt: skip
+from upwell.edge.case_collection.collected_case import CollectedCase
 from upwell.shared.errors import ConfigError
 from upwell.shared.signature.picture_codec import decode
 from upwell.shared.tensors import Array
+from upwell.tools.cases import cli
 from upwell.tools.cases.case_labels import LABELS_NAME, read_labels
 from upwell.tools.cases.case_source import CaseDatabase, open_source
+from upwell.tools.cases.contact_sheet import html_sheet, png_sheet
 from upwell.tools.cli import build_app
 
 ROOT = Path(__file__).parents[3]
@@ -175,6 +179,29 @@ def test_pictures_of_every_size_go_out_as_they_came_or_upright(tmp_path: Path) -
     sheet = tmp_path / "sheet.png"
     arguments = ["cases", "show", str(tmp_path / "state"), "--out", str(sheet)]
     assert CliRunner().invoke(build_app(arguments), arguments).exit_code == 0
+
+
+def test_a_sheet_holds_one_case_at_a_time_and_a_picture_only_so_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Made(encoded((4, 4)), {"found": boxes(random.Random(1))}, {})
+    alive: list[weakref.ref[CollectedCase]] = []
+
+    def cases() -> Iterator[CollectedCase]:
+        for _ in range(4):
+            case = made.case()
+            alive.append(weakref.ref(case))
+            yield case
+            del case
+            assert sum(one() is not None for one in alive) <= 1
+
+    assert html_sheet(cases()).count(b"<figure") == 4
+    assert Image.open(io.BytesIO(png_sheet(cases(), 4))).size[0] > 4 * 224
+    monkeypatch.setattr(cli, "_MOST_IN_A_PICTURE", 2)
+    keep(tmp_path, [made] * 3)
+    arguments = ["cases", "show", str(tmp_path), "--out", str(tmp_path / "sheet.png")]
+    done = CliRunner().invoke(build_app(arguments), arguments)
+    assert "--most: a picture has room for 2 of these 3" in str(done.exception)
 
 
 def test_the_evaluation_set_stays_out_of_training_unless_asked_for(tmp_path: Path) -> None:

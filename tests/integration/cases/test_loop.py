@@ -31,3 +31,12 @@ def test_the_loop_closes(tmp_path: Path) -> None:
     assert report["rollout"]["waves"] == [{"passed": 1}, {"passed": 2}]
     assert sorted(report["rollout"]["order"]) == ["box-1", "box-2", "box-3"]
     assert (out / "loop.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_folder_of_something_else_is_not_deleted(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    command = [sys.executable, str(LOOP), "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == f"{tmp_path} exists and is not of an earlier run: name another folder with --out\n"
+    assert (tmp_path / "thesis.tex").read_text() == "mine"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from upwell.shared.errors import ConfigError
 from upwell.tools.pipeline_test_cli import trial
 
 
-def tried(folder: Path, recording: Path) -> Result:
+def tried(folder: Path, recording: Path, **more: Any) -> Result:
     """What came of the recording; results go to `out`."""
-    pipeline = {"source": {"video": "rtsp://camera"}, "steps": [*FOLLOWED], "events": [{"name": "seen", "on": "frame"}]}
+    events = [{"name": "seen", "on": "frame"}]
+    pipeline = {"source": {"video": "rtsp://camera"}, "steps": [*FOLLOWED], "events": events, **more}
     (folder / "pipelines.yaml").write_text(pipelines_text(folder, belt=pipeline))
     words = [str(folder / "pipelines.yaml"), "-c", str(write_agent(folder)), "--out", str(folder / "out"), "--json"]
     app = typer.Typer()
@@ -75,3 +77,19 @@ def test_what_is_no_video_is_refused_and_former_results_stay(tmp_path: Path) -> 
             raise tried(tmp_path, tmp_path / name).exception or AssertionError("it was taken")
         assert str(refused.value) == f"{tmp_path / name}: --video: {why}"
     assert (tmp_path / "out" / "events.jsonl").read_text() == "of before"
+
+
+def test_what_the_pipelines_write_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    events = tmp_path / "out" / "events.jsonl"
+    events.write_text("of today")
+    recording = write_grey(tmp_path / "small.mkv", 16, 16)
+    result = tried(tmp_path, recording, sinks=[{"jsonl": str(events)}])
+    assert f"{events}: --out: the results would replace it" in str(result.exception)
+    assert events.read_text() == "of today"
+
+
+def test_without_the_extra_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recording = write_grey(tmp_path / "small.mkv", 16, 16)
+    monkeypatch.setitem(sys.modules, "av", None)
+    assert "pip install 'upwell[pipelines]'" in str(tried(tmp_path, recording).exception)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -114,3 +115,13 @@ def test_a_torn_file_ends_the_trial(device: Device) -> None:
     device._trial.write_text('{"from": "a"')
     device.start()
     assert (device.slot, device.is_on_trial) == ("b", False)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="it changes the system, so only root may")
+def test_what_the_system_refuses_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(device_installer, "TRIAL", tmp_path)  # a folder cannot be removed like a file
+    assert device_installer.main(["guard"]) == 1
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("upwell-device: [Errno ")

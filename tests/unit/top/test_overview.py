@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.in_process import InProcess
 from upwell.tools.top_cli import Scrape, overview, quantile
 
 EDGES = (0.001, 0.01, 0.1, math.inf)
@@ -96,3 +97,9 @@ def test_a_counter_that_began_anew_counts_from_zero() -> None:
     before = scrape(0, upwell_requests_total={labels(**name): 900.0}, upwell_model_state=state)
     after = scrape(1, upwell_requests_total={labels(**name): 12.0}, upwell_model_state=state)
     assert overview(before, after).models[0].rate == 12
+
+
+@pytest.mark.parametrize("every", ["0.1", "nan", "inf", "1e9"])
+def test_an_interval_that_nobody_can_wait_for_is_refused(in_process: InProcess, every: str) -> None:
+    done = in_process("top", "--at", "127.0.0.1:1", "--every", every)
+    assert (done.code, "--every: expected from 0.2 to 3600 seconds" in done.err) == (2, True)

@@ -67,6 +67,8 @@ def coverage(
     needed = share("--at-least", at_least)
     if runtime == "onnx" and package is not None:
         raise ConfigError.at(None, "only for --runtime tflite", "--package")
+    if not accelerator:
+        raise ConfigError.at(None, "expected the name of a provider, such as qnn or openvino", "--accelerator")
     options = RuntimeOptions(runtime=runtime, package=package, batch=batch)
     wanted = AcceleratorOptions(provider=accelerator, library=library, options=key_values("--option", option))
     try:

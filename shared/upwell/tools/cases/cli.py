@@ -6,7 +6,7 @@ import json
 import sqlite3
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +16,7 @@ import typer
 from rich.table import Table
 
 from upwell.edge.case_collection.case_database import FILE_NAME
-from upwell.edge.case_collection.collected_case import CaseFacts
+from upwell.edge.case_collection.collected_case import CaseFacts, CollectedCase
 from upwell.edge.config import AgentConfig
 from upwell.edge.observe.flight_recorder import FOLDER_NAME as FLIGHTS_NAME
 from upwell.edge.observe.flight_recorder import FRAMES_NAME
@@ -62,6 +62,8 @@ IdsArgument: TypeAlias = Annotated[
 ]
 
 _SHEET_CASES = 200
+_MOST_IN_A_PICTURE = 1200
+"""As many take 250 MB of memory while it is drawn."""
 
 
 def list_cases(
@@ -134,15 +136,27 @@ def show(
     found = by_ids(chosen(source, case_filter(tag, model, why)), ids)[-most:]
     if not found:
         raise ConfigError.at(cases, "there is no such case; see `upwell cases list`")
-    read = []
+    is_picture = out.suffix.lower() == ".png"
+    if is_picture and len(found) > _MOST_IN_A_PICTURE:
+        problem = f"a picture has room for {_MOST_IN_A_PICTURE} of these {len(found)}; write a .html file, or fewer"
+        raise ConfigError.at(None, problem, "--most")
+    left_out: list[CaseLost] = []
     with progress() as bar, source.reading() as read_case:
-        for facts in bar.track(found, description="cases"):
-            try:
-                read.append(read_case(facts.id))
-            except CaseLost as error:
-                typer.echo(printable(f"left out: {error}"), err=True)
-    write_named(out, png_sheet(read) if out.suffix.lower() == ".png" else html_sheet(read), "--out")
-    typer.echo(printable(f"{count_of(len(read), 'case')} in {out}"))
+
+        def read() -> Iterator[CollectedCase]:
+            for facts in bar.track(found, description="cases"):
+                try:
+                    case = read_case(facts.id)
+                except CaseLost as error:
+                    left_out.append(error)
+                else:
+                    yield case
+
+        sheet = png_sheet(read(), len(found)) if is_picture else html_sheet(read())
+    write_named(out, sheet, "--out")
+    for error in left_out:
+        typer.echo(printable(f"left out: {error}"), err=True)
+    typer.echo(printable(f"{count_of(len(found) - len(left_out), 'case')} in {out}"))
 
 
 def purge(
@@ -207,10 +221,12 @@ def by_ids(found: Sequence[CaseFacts], ids: Sequence[str] | None) -> list[CaseFa
     """The cases with these ids, or all without any. Raises `ConfigError` for a prefix that no id has."""
     if not ids:
         return list(found)
-    for id in ids:
+    whole = set(ids) & {facts.id for facts in found}
+    prefixes = tuple(id for id in ids if id not in whole)  # a list for an export may name all cases by whole ids
+    for id in prefixes:
         if not any(facts.id.startswith(id) for facts in found):
             raise ConfigError.at(None, f"there is no case {id!r}; see `upwell cases list`")
-    return [facts for facts in found if any(facts.id.startswith(id) for id in ids)]
+    return [facts for facts in found if facts.id in whole or facts.id.startswith(prefixes)]
 
 
 def when(facts: CaseFacts) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -61,8 +61,8 @@ def thumbnail(case: CollectedCase) -> Image.Image | None:
     return image
 
 
-def html_sheet(cases: Sequence[CollectedCase]) -> bytes:
-    """A self-contained page that includes the pictures."""
+def html_sheet(cases: Iterable[CollectedCase]) -> bytes:
+    """A self-contained page that includes the pictures. One case at a time is held."""
     figures = []
     for case in cases:
         image, facts = _tried(case), case.facts
@@ -78,17 +78,17 @@ def html_sheet(cases: Sequence[CollectedCase]) -> bytes:
         )
     page = (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Cases</title><style>{_STYLE}</style>'
-        f"<h1>{count_of(len(cases), 'case')}</h1><main>{''.join(figures)}</main></html>\n"
+        f"<h1>{count_of(len(figures), 'case')}</h1><main>{''.join(figures)}</main></html>\n"
     )
     return page.encode("utf-8", "backslashreplace")
 
 
-def png_sheet(cases: Sequence[CollectedCase]) -> bytes:
-    """One picture of all cases, six per row."""
+def png_sheet(cases: Iterable[CollectedCase], most: int) -> bytes:
+    """One picture of all cases, six per row, with room for `most`. One case at a time is held."""
     line, gap = 12, 8
     height = _SIDE + _LINES * line + 2 * gap
-    columns = min(_COLUMNS, len(cases))
-    rows = -(-len(cases) // columns)
+    columns = min(_COLUMNS, most)
+    rows = -(-most // columns)
     sheet = Image.new("RGB", (columns * (_SIDE + gap) + gap, rows * height + gap), "white")
     draw = ImageDraw.Draw(sheet)
     for number, case in enumerate(cases):

@@ -157,12 +157,17 @@ def _judged(cases: Path, model: str, *, by_cloud: bool) -> tuple[str, list[Judge
     cases. Raises `ConfigError`.
     """
     source = open_source(cases)
-    found = [facts for facts in source.facts() if facts.is_evaluated and model in ("", facts.model)]
+    every = [facts for facts in source.facts() if facts.is_evaluated]
+    found = [facts for facts in every if model in ("", facts.model)]
     models = sorted({facts.model for facts in found})
+    if every and not found:
+        known = ", ".join(sorted({facts.model for facts in every}))
+        raise ConfigError.at(cases, f"there are no evaluation cases of {model!r}; there are some of {known}", "--model")
     if len(models) > 1:
         raise ConfigError.at(cases, f"these are cases of {', '.join(models)}; choose one with --model")
-    with source.reading() as read:
-        judged = truths(found, read_labels(source.folder), read, by_cloud=by_cloud)
+    with progress() as bar, source.reading() as read:
+        tracked = bar.track(found, description="answers")
+        judged = truths(tracked, read_labels(source.folder), read, by_cloud=by_cloud)
     if not judged:
         raise ConfigError.at(
             cases,

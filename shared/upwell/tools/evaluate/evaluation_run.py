@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -116,7 +116,7 @@ def is_right(said: Label | None, truth: Label) -> bool:
 
 
 def truths(
-    cases: Sequence[CaseFacts], labels: Mapping[str, Label], read: Callable[[str], CollectedCase], *, by_cloud: bool
+    cases: Iterable[CaseFacts], labels: Mapping[str, Label], read: Callable[[str], CollectedCase], *, by_cloud: bool
 ) -> list[Judged]:
     """The cases with a known correct answer: by people, or with `by_cloud` by the cloud if no person gave one."""
     found = []

@@ -141,12 +141,15 @@ def simulate(
     """
     rules, other = load_yaml(policy, Policy), None if compare is None else load_yaml(compare, Policy)
     check_plot(plot)
-    scene = with_fleet_shares(read_scene(requests, trace, uplink, rtt, start), fleet_share)
+    errors = stderr_console()
+    with errors.status("reading the log"):
+        scene = with_fleet_shares(read_scene(requests, trace, uplink, rtt, start), fleet_share)
     for path, one in ((policy, rules), (compare, other)):
         if one is not None and (count := without_supports(one, scene.requests)):
             text = f"{path}: {count} lines have `chances` without the `supports` that it weighs, so they count as hard"
-            stderr_console().print(plain(text))
-    run = routed(rules, scene)
+            errors.print(plain(text))
+    with errors.status("simulating the policy"):
+        run = routed(rules, scene)
     reports = _reports(rules, other, scene, run, seed)
     swept = _swept(rules, scene) if sweep else None
     if plot is not None:

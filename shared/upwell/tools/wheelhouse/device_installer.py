@@ -346,7 +346,7 @@ def main(words: Sequence[str] | None = None) -> int:
             guard()
         else:
             end_trial(asked.started)
-    except InstallFailed as error:
+    except (InstallFailed, OSError) as error:  # such as a full disk
         print(f"upwell-device: {error}", file=sys.stderr)
         return 1
     return 0
