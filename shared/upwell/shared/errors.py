@@ -185,6 +185,10 @@ class Problem:
         where = ":".join(str(part) for part in (self.path, self.line, self.column) if part is not None)
         return ": ".join(part for part in (where, self.key, self.message) if part)
 
+    def document(self) -> dict[str, object]:
+        """The problem for JSON, without its file."""
+        return {"line": self.line, "column": self.column, "key": self.key, "message": self.message}
+
 
 _MAX_PROBLEM_CHARACTERS = 4000
 _MAX_PROBLEMS_SHOWN = 100

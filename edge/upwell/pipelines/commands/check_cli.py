@@ -45,7 +45,7 @@ def check(
     except ConfigError as error:
         problems = error.problems
     if as_json:
-        found = {"problems": [_document(one) for one in problems], "warnings": [_document(one) for one in warnings]}
+        found = {"problems": [one.document() for one in problems], "warnings": [one.document() for one in warnings]}
         names = [] if parsed is None else list(parsed.pipelines)
         typer.echo(json.dumps({"file": str(pipelines), "ok": not problems, "pipelines": names, **found}))
     else:
@@ -94,10 +94,6 @@ def _sink(sink: SinkSection) -> str:
     if sink.plugin is not None:
         return sink.plugin.name
     return f"kafka {', '.join(sink.kafka.brokers)}" if sink.kafka is not None else sink.kind
-
-
-def _document(problem: Problem) -> dict[str, object]:
-    return {"line": problem.line, "column": problem.column, "key": problem.key, "message": problem.message}
 
 
 def schema(

@@ -48,8 +48,8 @@ def check(
         problems = error.problems
     if as_json:
         found = {
-            "problems": [_problem_document(one) for one in problems],
-            "warnings": [_problem_document(one) for one in doubts],
+            "problems": [one.document() for one in problems],
+            "warnings": [one.document() for one in doubts],
         }
         typer.echo(json.dumps({"file": str(policy), "ok": not problems, "digest": digest, **found}))
     else:
@@ -71,10 +71,6 @@ def _warnings(policy: Policy, text: str, path: Path) -> list[Problem]:
         place, _ = tree.find(location)
         found.append(Problem(path, place.line, place.column, dotted(location), message))
     return sorted(found, key=lambda one: (one.line or 0, one.column or 0))
-
-
-def _problem_document(problem: Problem) -> dict[str, object]:
-    return {"line": problem.line, "column": problem.column, "key": problem.key, "message": problem.message}
 
 
 def schema(
