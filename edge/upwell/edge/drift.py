@@ -226,8 +226,8 @@ class DriftWatch:
             self._queue.append(waiting)
             self._queued_bytes += waiting.size_bytes
             if self._thread is None:
-                self._thread = BackgroundThread("drift", self._run, lambda: self._closed)
-                self._thread.start()
+                thread = BackgroundThread("drift", self._run, lambda: self._closed)
+                self._thread = thread if thread.try_start() else None
             self._work.notify()
 
     def _run(self) -> None:

@@ -28,6 +28,7 @@ from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.edge.server.agent_core import AgentCore
 from upwell.edge.updates.model_versions.model_start import loaded
 from upwell.shared.errors import ConfigError
+from upwell.shared.platform.background_thread import BackgroundThread
 from upwell.shared.signature.picture_quality import picture_quality
 from upwell.shared.signature.signature import LogicalInput, Signature
 from upwell.shared.tensors import TensorSpec
@@ -288,3 +289,17 @@ def test_pixels_are_measured_in_rgb_and_of_two_pictures_the_first() -> None:
         (Signature((right, left), (), has_rows=True), pixels[1, :, :, ::-1]),
     ):
         np.testing.assert_array_equal(picture_of(signature, inputs, 1), expected)
+
+
+def test_what_came_while_no_thread_was_left_is_measured_later(
+    tmp_path: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: BackgroundThread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with ScriptedCloud() as cloud, spooling_agent(tmp_path, EASY, cloud, models=models_of(bundle)) as it:
+        with monkeypatch.context() as patch:
+            patch.setattr(BackgroundThread, "start", fail)
+            assert ask(it, picture(250)).reason == "easy"
+        ask(it, picture(251))
+        until(lambda: report(it.agent) is not None and report(it.agent).quantities["sharpness"].rows == 2)

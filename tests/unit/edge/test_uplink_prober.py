@@ -17,6 +17,7 @@ from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import Refused
 from upwell.shared.oip.fake_dataplane import FakeDataplane
 from upwell.shared.oip.grpc.client.client import OipClient
+from upwell.shared.platform.background_thread import BackgroundThread
 from upwell.shared.routing.decide.router_state import LinkProbed
 from upwell.shared.routing.flow.flow_actions import CloudFailure
 
@@ -140,3 +141,17 @@ def test_a_link_that_the_router_knows_well_is_not_probed(it: UplinkSender) -> No
     it.ask(decision())
     until(lambda: it.uplink._prober._is_dormant)
     assert probes(it) == []
+
+
+def test_a_call_needs_no_thread_that_probes_and_the_next_one_starts_it(
+    it: UplinkSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: BackgroundThread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BackgroundThread, "start", fail)
+        assert not isinstance(it.ask(decision()).outcome, CloudFailure)
+    assert probes(it) == []
+    it.ask(decision())
+    until(lambda: bool(probes(it)))

@@ -35,8 +35,8 @@ class Prober:
         if self._thread is None:
             with self._lock:
                 if self._thread is None and not self._stopped:
-                    self._thread = BackgroundThread("uplink-prober", self._run, lambda: self._stopped)
-                    self._thread.start()
+                    thread = BackgroundThread("uplink-prober", self._run, lambda: self._stopped)
+                    self._thread = thread if thread.try_start() else None
         self._wake()
 
     def note_candidate(self) -> None:

@@ -35,6 +35,15 @@ class BackgroundThread(threading.Thread):
         self._loop = loop
         self._is_over = is_over
 
+    def try_start(self) -> bool:
+        """Start it; False if the process can have no more threads now, for which no request should fail."""
+        try:
+            self.start()
+        except RuntimeError as error:
+            _log.warning("thread %s: %s", self.name, error)
+            return False
+        return True
+
     def run(self) -> None:
         """Run the loop, again after each failure."""
         pause_s = FIRST_PAUSE_S
