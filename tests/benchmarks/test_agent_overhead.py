@@ -177,11 +177,15 @@ def in_a_new_process(arguments: Sequence[str], compiled: Path) -> tuple[str, str
     return done.stdout, done.stderr
 
 
+AGENT = "from upwell.edge.server import agent_assembly"
+STEPS = "from upwell.shared.signature import postprocess, preprocess"
 IMPORTS_OF = {
     "nothing": "",
     "numpy and grpc": "import numpy, grpc",
-    "an agent by itself": "from upwell.edge.server import agent_assembly",
-    "an agent with a cloud": "from upwell.edge.server import agent_assembly; from upwell.edge.uplink import uplink;"
+    "an agent by itself": AGENT,
+    "an agent with a model.yaml": f"{AGENT}; {STEPS}",
+    "an agent with a model.yaml of pictures": f"{AGENT}; {STEPS}, picture_transforms",
+    "an agent with a cloud": f"{AGENT}; from upwell.edge.uplink import uplink; "
     "from upwell.edge.observe import cloud_model_check",
 }
 

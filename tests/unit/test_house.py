@@ -143,7 +143,7 @@ def test_the_tree_of_errors_names_each_and_where_it_is() -> None:
 
 BASE = {
     "google", "grpc", "numpy", "PIL", "prometheus_client", "pydantic", "pydantic_core", "rich", "ruamel",
-    "typer", "upwell",
+    "typer", "typing_extensions", "upwell",
 }  # fmt: skip
 """What the base installation brings, as it is imported."""
 

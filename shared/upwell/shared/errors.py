@@ -59,8 +59,9 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from upwell.shared.value_classes import value_class
 
 EXIT_FAILED = 1
 """The exit code of a command whose check failed; 2 means wrong use."""
@@ -170,7 +171,7 @@ def without_secrets(text: str) -> str:
     return f"{query[1]}…" if query else f"{shown}{digest}{rest}"
 
 
-@dataclass(frozen=True)
+@value_class
 class Problem:
     """One problem in a file: where it is, what is wrong, and what would be right."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -11,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from upwell.shared.errors import InvalidRequest
+from upwell.shared.value_classes import value_class
 
 try:
     import ml_dtypes
@@ -23,7 +23,7 @@ Array: TypeAlias = npt.NDArray[Any]
 """A tensor. BF16 is `ml_dtypes.bfloat16`; BYTES is dtype `object` with `bytes` elements."""
 
 
-@dataclass(frozen=True)
+@value_class
 class TensorSpec:
     """Name, OIP datatype (`FP32`, `BYTES`, ...) and shape of a tensor; -1 is a variable dimension."""
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from decimal import Decimal
 from types import MappingProxyType
 from typing import Annotated, TypeAlias, TypeVar
 
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
+
+from upwell.shared.value_classes import value_class
 
 DURATION_UNITS: Mapping[str, Decimal] = MappingProxyType(
     {"ms": Decimal("0.001"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600)}
@@ -60,7 +61,7 @@ PERIODS = ("s", "min", "h", "day", "week", "month")
 """The periods of a rate."""
 
 
-@dataclass(frozen=True)
+@value_class
 class _Kind:
     """A kind of quantity: its units, an example for messages, and two units to suggest for a bare number."""
 

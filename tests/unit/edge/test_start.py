@@ -25,10 +25,14 @@ ON_DEMAND = {
     *(f"upwell.edge.updates.{name}" for name in ("update_follower", "version_store", "releases.release_control")),
     *(f"upwell.shared.oip.{name}" for name in ("auth.bearer_tokens", "codec.triton_messages", "model_statistics")),
     *(f"upwell.shared.oip.{name}.server" for name in ("grpc.server", "http.server")),
+    *(f"upwell.shared.signature.{name}" for name in ("model_yaml", "picture_codec", "postprocess", "preprocess")),
     "upwell.edge.drift", "upwell.edge.fleet.device_facts", "upwell.edge.models.split_heads",
     "upwell.edge.spool.spooled_request", "upwell.edge.runtimes.tflite.interpreter", "upwell.shared.formats.onnx.graph",
+    "upwell.edge.runtimes.device_lock", "upwell.edge.runtimes.probe_process", "upwell.shared.config.yaml_problems",
+    "upwell.shared.oip.introspection", "upwell.shared.signature.tokenization",
     "upwell.shared.partition.split.split_file", "upwell.shared.routing.drift.drift_reference",
-    "cryptography", "google.protobuf", "grpc", "opentelemetry", "prometheus_client", "requests", "sqlite3", "tarfile",
+    "PIL", "cryptography", "google.protobuf", "grpc", "opentelemetry", "prometheus_client", "requests", "sqlite3",
+    "subprocess", "tarfile",
 }  # fmt: skip
 """Imported for a configuration that asks for it."""
 

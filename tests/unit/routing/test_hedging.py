@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -125,7 +126,7 @@ def test_a_hedge_draws_on_the_budgets_like_any_request() -> None:
         assert granted
     state = learnt(by, [], state=state)
     rich = state.hedges[MODEL]
-    state = type(state)(**{**{name: getattr(state, name) for name in state.__slots__}, "hedges": {MODEL: rich.give()}})
+    state = replace(state, hedges={MODEL: rich.give()})
     state, granted = by.acquire_hedge(state, decision, NOW_S)
     assert granted
     assert by.acquire_hedge(state, decision, NOW_S) == (state, False)

@@ -26,7 +26,7 @@ OTHERS = {"numpy", "pydantic", "pydantic_core", "upwell"}
 OWN = (
     "upwell.shared.routing", "upwell.shared.config.located_errors", "upwell.shared.config.cel_expressions",
     "upwell.shared.errors", "upwell.shared.tensors", "upwell.shared.units",
-    "upwell.shared.quick_values",
+    "upwell.shared.value_classes",
 )  # fmt: skip
 """What of upwell routing may use; `units` parses text, `tensors` names dtypes."""
 

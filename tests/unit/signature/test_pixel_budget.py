@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from upwell.shared.signature.picture_codec import PixelBudget, encoded_pixels, header_pixels
+from upwell.shared.signature.picture_headers import PixelBudget, encoded_pixels, header_pixels
 
 LARGE = 1 << 20
 

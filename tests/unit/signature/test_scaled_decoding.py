@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import asdict
 from typing import Any, Literal
 
 import numpy as np
@@ -58,7 +59,7 @@ def test_a_photograph_decoded_small_is_near_the_one_decoded_whole(
     differences = np.abs(one.array.astype(int) - two.array)
     assert 0 < differences.max() <= MOST  # it was not decoded whole
     assert differences.mean() <= MOST_ON_AVERAGE
-    for ours, theirs in zip(vars(one.geometry).values(), vars(two.geometry).values(), strict=True):
+    for ours, theirs in zip(asdict(one.geometry).values(), asdict(two.geometry).values(), strict=True):
         np.testing.assert_allclose(ours, theirs)
 
 

@@ -21,12 +21,12 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 from upwell.shared.errors import ConfigError, Problem
 from upwell.shared.files import open_plain
+from upwell.shared.value_classes import value_class
 
 MANIFEST_NAME = "manifest.json"
 SIGNATURE_NAME = "model.sig"
@@ -65,7 +65,7 @@ class BundleRefused(ConfigError):
         super().__init__([Problem(path, None, None, "", message)])
 
 
-@dataclass(frozen=True)
+@value_class
 class FileEntry:
     """One file of a bundle: 64 hexadecimal digits, and its size."""
 
@@ -73,7 +73,7 @@ class FileEntry:
     size_bytes: int
 
 
-@dataclass(frozen=True)
+@value_class
 class Manifest:
     """`manifest.json`. `version` grows from bundle to bundle of one name; `files` go by their POSIX paths."""
 
@@ -82,7 +82,7 @@ class Manifest:
     files: Mapping[str, FileEntry]
 
 
-@dataclass(frozen=True)
+@value_class
 class Trust:
     """Trusted signers: PEM files of public keys; a signature by any one is enough, so keys can be rotated.
 
@@ -94,7 +94,7 @@ class Trust:
     require: bool = False
 
 
-@dataclass(frozen=True)
+@value_class
 class Bundle:
     """A bundle on disk, verified as far as its files allow.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from upwell.shared.signature.signature import LogicalOutput
 from upwell.shared.tensors import Array
+from upwell.shared.value_classes import value_class
 
 INT8_STEPS = 2.0
 """Each kernel may round a score by one int8 step (1/255 of the range), so scores closer than this may swap places."""
@@ -20,7 +20,7 @@ _COUNTED = frozenset({"BOOL", "INT32", "INT64", "UINT32", "UINT64", "BYTES"})
 """Datatypes of classes, indexes and labels, compared for equality; narrower integers are quantized values."""
 
 
-@dataclass(frozen=True)
+@value_class
 class Tolerances:
     """How far answers may differ: the largest relative error, and the smallest share of rows that agree."""
 
@@ -28,7 +28,7 @@ class Tolerances:
     agree: float = 0.95
 
 
-@dataclass(frozen=True)
+@value_class
 class Agreement:
     """Whether a check passed, and its figures in words."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -13,6 +12,7 @@ from pydantic import BeforeValidator, ValidationInfo
 from upwell.shared.config.security import Address
 from upwell.shared.config.yaml import resolve
 from upwell.shared.errors import ConfigError, without_secrets
+from upwell.shared.value_classes import value_class
 
 SCHEME = "oci://"
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
@@ -24,7 +24,7 @@ _EXPECTED = "expected a folder, https://HOST/NAME.bundle.tar or oci://REGISTRY/R
 _HAS_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
 
-@dataclass(frozen=True)
+@value_class
 class Reference:
     """`registry/repository:tag` or `registry/repository@sha256:...`; with a digest, the tag is ignored."""
 

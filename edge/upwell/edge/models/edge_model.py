@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
@@ -20,13 +20,13 @@ from upwell.edge.models.hardness_scorer import Scorer
 from upwell.edge.models.trial_and_rollback import Comparison, Trial
 from upwell.edge.runtimes.base import Placement, Runtime, runtime_name
 from upwell.shared.errors import ConfigError, ModelFailed, UpwellError
-from upwell.shared.quick_values import quick
 from upwell.shared.routing.decide.router_state import SplitRoute
 from upwell.shared.routing.policy.settings import HardSettings, ModelPair
 from upwell.shared.routing.scheduling.run_request import RunRequest
 from upwell.shared.signature.processor import CandidatesByOutput, Prepared, Processor, chunk_of, sizes_fit
 from upwell.shared.signature.signature import Signature
 from upwell.shared.tensors import Array, TensorSpec, is_float, numpy_dtype
+from upwell.shared.value_classes import value_class
 
 if TYPE_CHECKING:
     from upwell.edge.runtimes.device_lock import DeviceLock
@@ -52,7 +52,7 @@ NotePrepared: TypeAlias = Callable[[float], None]
 """Takes the time that the inputs took to prepare (seconds)."""
 
 
-@dataclass(frozen=True)
+@value_class
 class RuntimeAttempt:
     """One way to run the model that failed, such as `onnx on qnn`, and why."""
 
@@ -60,7 +60,7 @@ class RuntimeAttempt:
     reason: str
 
 
-@dataclass(frozen=True)
+@value_class
 class LoadReport:
     """The result of loading. `memory_bytes` is the growth of the process; 0 if unknown.
 
@@ -78,7 +78,7 @@ class LoadReport:
     """Problems with the model's answers that do not keep it from being served."""
 
 
-@dataclass(frozen=True)
+@value_class
 class ModelHealth:
     """One model as it is served now, for health, metrics and `upwell agent`'s log.
 
@@ -106,8 +106,7 @@ class NotFinite(ModelFailed):
     """Scores are not finite numbers."""
 
 
-@quick
-@dataclass(frozen=True, slots=True)
+@value_class
 class EdgeRun:
     """Outputs by logical name, the times of pre-processing, model and post-processing, and what ran it."""
 
@@ -133,7 +132,7 @@ class VersionComparison(Comparison[EdgeRun], Protocol):
         """The cloud has answered the audit of that name."""
 
 
-@dataclass(frozen=True)
+@value_class
 class ModelSource:
     """The origin of a model on the device: its file's digest, its bundle (None for a bare file), and the bundle's
     calibrations and drift reference."""
@@ -335,7 +334,7 @@ def _specs(signature: Signature, names: Collection[str]) -> tuple[TensorSpec, ..
     return tuple(known[name] for name in names)
 
 
-@dataclass(frozen=True)
+@value_class
 class FullModel:
     """The whole of a split model, if the device runs it itself."""
 
@@ -354,7 +353,7 @@ class FullModel:
         return self.processor.post(outputs, prepared)
 
 
-@dataclass(frozen=True)
+@value_class
 class HeadOutput:
     """A head's output: the tail's inputs by name, and the way to turn the tail's answer into that of the whole."""
 
@@ -372,7 +371,7 @@ class HeadOutput:
         return self.whole.post(both, self.prepared)
 
 
-@dataclass(frozen=True)
+@value_class
 class Head:
     """One cut: the head as a model on the device, and the tail's names for router and cloud."""
 
@@ -405,7 +404,7 @@ class Head:
         return HeadOutput(tensors, run.duration_s, made, self.whole if self.cut.needs_post else None, prepared)
 
 
-@dataclass(frozen=True)
+@value_class
 class ServedModel:
     """A model by the name its callers use; `cloud_model` is its name in the cloud, empty without a cloud side.
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,22 +24,22 @@ from upwell.edge.models.edge_model import CheckedBy, EdgeModel, LoadReport, Mode
 from upwell.edge.models.model_config import EdgeSide
 from upwell.edge.models.runtime_candidates import Candidate, ModelFiles, accelerated, files_of, is_there, on_cpu
 from upwell.edge.runtimes.base import Runtime
-from upwell.edge.runtimes.device_lock import DeviceLock
 from upwell.edge.runtimes.input_check import blank
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
-from upwell.edge.runtimes.probe_process import TIMEOUT_S, ProbeSubject, enter, survived, try_on_cpu
 from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.shared.errors import ConfigError, Problem, UpwellError
 from upwell.shared.formats.model_digest import model_digest
 from upwell.shared.formats.onnx.file import BadOnnxFile
 from upwell.shared.platform.process import resident_bytes
-from upwell.shared.signature.model_yaml import Golden, load_description
 from upwell.shared.signature.processor import Processor
+from upwell.shared.value_classes import value_class
 
 if TYPE_CHECKING:
     from upwell.edge.bundle.golden import GoldenVectors
+    from upwell.edge.runtimes.device_lock import DeviceLock
     from upwell.shared.routing.drift.drift_reference import DriftReference
     from upwell.shared.routing.policy.calibrations import Calibration
+    from upwell.shared.signature.model_yaml import ModelDescription
 
 COMPILED_NAME = "compiled"
 """The folder in `state_dir` for models compiled by accelerators."""
@@ -54,7 +54,7 @@ _Outcome = tuple[EdgeModel | None, Sequence[RuntimeAttempt]]
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@value_class
 class Loading:
     """A model that can be served now, and the one to serve once an accelerator is ready.
 
@@ -106,10 +106,10 @@ class Loader:
         self._cache_dir = None if state_dir is None else state_dir / COMPILED_NAME
         described_by = self._files.description
         # Anything of that name counts as the description, even a folder or a broken link, so that it is reported.
-        self._description = load_description(described_by, within) if os.path.lexists(described_by) else None
-        wanted = self._description.golden if self._description else Golden()
-        self._limits = Tolerances(wanted.tolerance, wanted.agree)
-        self._golden = _golden_vectors(wanted, self._files)
+        self._description = _description(described_by, within) if os.path.lexists(described_by) else None
+        wanted = self._description.golden if self._description else None
+        self._limits = Tolerances(wanted.tolerance, wanted.agree) if wanted else Tolerances()
+        self._golden = _golden_vectors(wanted.file if wanted else None, self._files)
         self._calibrations: Sequence[Calibration] = ()
         self._reference: DriftReference | None = None
         if self._files.bundle is not None:
@@ -245,9 +245,13 @@ class Loader:
     def _load(self, candidate: Candidate, state: State, before: Sequence[RuntimeAttempt]) -> EdgeModel:
         wanted = candidate.accelerator
         if wanted is None and self._is_new:
+            from upwell.edge.runtimes.probe_process import TIMEOUT_S, try_on_cpu
+
             try_on_cpu(candidate.path, candidate.options, TIMEOUT_S)
         if wanted is None or wanted.library is None:
             return self._open(candidate, state, before)
+        from upwell.edge.runtimes.probe_process import ProbeSubject, enter, survived
+
         version = candidate.package_version()
         subject = ProbeSubject(candidate.path, candidate.options, wanted, version, self._cache_dir)
         lock = enter(subject, self._state_dir)
@@ -357,9 +361,14 @@ def _drop(outcome: Future[_Outcome]) -> None:
         edge.close()
 
 
-def _golden_vectors(wanted: Golden, files: ModelFiles) -> GoldenVectors | None:
-    """The golden vectors that the description names, or those in the bundle. Raises `ConfigError`."""
-    path = wanted.file
+def _description(path: Path, within: Path | None) -> ModelDescription:
+    from upwell.shared.signature.model_yaml import load_description
+
+    return load_description(path, within)
+
+
+def _golden_vectors(path: Path | None, files: ModelFiles) -> GoldenVectors | None:
+    """The golden vectors at `path`, which the description names, or those in the bundle. Raises `ConfigError`."""
     if path is None and files.bundle is not None and is_there(files.bundle.folder, GOLDEN_NAME):
         path = files.bundle.folder / GOLDEN_NAME
     if path is None:

@@ -6,7 +6,6 @@ import importlib.util
 import mmap
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from upwell.edge.bundle.bundle import DESCRIPTION_NAME, Bundle
@@ -17,13 +16,14 @@ from upwell.edge.runtimes.runtime_options import LITERT_NPU, XNNPACK, Accelerato
 from upwell.edge.runtimes.tflite.tflite_package import PREFERRED, find_package
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import Unconfined, plain_file
+from upwell.shared.value_classes import value_class
 
 _FILE_NAMES = ("model.onnx", "model.tflite")
 _ENTRY_POINTS = {"tflite": b"tflite_plugin_create_delegate", "onnx": b"CreateEpFactories"}
 """Symbols exported by libraries that a runtime can load: an external delegate, a plugin provider."""
 
 
-@dataclass(frozen=True)
+@value_class
 class ModelFiles:
     """The files of a model, best first, and the path of its description."""
 
@@ -32,7 +32,7 @@ class ModelFiles:
     bundle: Bundle | None
 
 
-@dataclass(frozen=True)
+@value_class
 class Candidate:
     """One way to run a model: a file in one runtime package, on one accelerator or the CPU."""
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, get_args
 
 from upwell.edge.models.edge_model import EdgeModel, ModelHealth, ServedModel, State
+from upwell.shared.value_classes import value_class
 
 if TYPE_CHECKING:
     from upwell.edge.updates.releases.release_control import ReleaseControl
@@ -62,7 +63,7 @@ def summary(health: ModelHealth) -> str:
     return f"{name}: {health.runtime} on {where}, {checked}{reason}"
 
 
-@dataclass(frozen=True)
+@value_class
 class HealthPart:
     """The health of something around the agent: facts for JSON, and problems in sentences."""
 

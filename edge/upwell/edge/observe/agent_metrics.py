@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from upwell.edge.models.edge_model import ModelHealth
 from upwell.edge.observe.request_counts import AnswerTally, Tally
 from upwell.shared.routing.decide.router_state import RouterState
 from upwell.shared.routing.reasons import DEGRADED, Reason, Route
+from upwell.shared.value_classes import value_class
 
 if TYPE_CHECKING:  # imported when metrics are first read, since most programs that embed an agent never do
     from prometheus_client import CollectorRegistry
@@ -20,7 +20,7 @@ KEPT_THOUGH_WANTED = DEGRADED | {Reason.BUDGET_SPENT, Reason.FLEET_SHARE}
 """Reasons of edge answers for which the policy alone would have asked the cloud."""
 
 
-@dataclass(frozen=True)
+@value_class
 class ModelTotals:
     """Requests for a model: all, offloaded ones, those the policy wanted to offload; and the bytes sent."""
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -34,6 +34,7 @@ from upwell.shared.routing.policy.compiled_policy import RequestFacts, Verdict
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import HardSettings, ModelPair, Settings
 from upwell.shared.routing.scheduling.send_queue import QueuedMessage
+from upwell.shared.value_classes import value_class
 
 MODEL_PAIR_HOLDS_S = 10.0
 """Minimum time between changes of a cloud's digest, since two versions behind one endpoint would recompile the policy
@@ -56,7 +57,7 @@ _NOBODY: Mapping[str, ModelPair] = MappingProxyType({})
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@value_class
 class ModelChange:
     """A replaced model: its pair for calibrations, the calibrations in its bundle, and its first one-row run times
     (s)."""

@@ -12,14 +12,13 @@ from upwell.edge.models.edge_model import NO_FACTS, Head
 from upwell.edge.request.request import Replies, RequestRecord
 from upwell.edge.uplink.cloud_reply import CloudReply
 from upwell.shared.oip.dataplane import Parameter
-from upwell.shared.quick_values import quick
 from upwell.shared.routing.flow.request_flow import RequestFlow
 from upwell.shared.routing.reasons import Plan, Reason, Route
 from upwell.shared.tensors import Array
+from upwell.shared.value_classes import quick, value_class
 
 
-@quick
-@dataclass(frozen=True, slots=True)
+@value_class
 class Timings:
     """The times of the parts of a request, in seconds; None for a part that did not take place.
 

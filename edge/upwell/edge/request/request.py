@@ -6,7 +6,7 @@ import math
 import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -17,8 +17,6 @@ from upwell.edge.models.edge_model import EdgeModel, EdgeRun, ServedModel
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.uplink.cloud_reply import CloudReply
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.oip.introspection import Seen
-from upwell.shared.quick_values import quick
 from upwell.shared.routing.decide.router_state import Decision, Signals
 from upwell.shared.routing.estimators.preparation_times import LEAST_PIXELS, EncodedPictures
 from upwell.shared.routing.flow.cloud_attempt import CloudAttempt
@@ -27,7 +25,7 @@ from upwell.shared.routing.policy.compiled_policy import RequestFacts
 from upwell.shared.routing.policy.settings import Settings
 from upwell.shared.routing.reasons import Reason
 from upwell.shared.routing.request_tags import NO_TAGS, checked_tags, is_unicode
-from upwell.shared.signature.picture_codec import encoded_forms, encoded_pixels
+from upwell.shared.signature.picture_headers import encoded_forms, encoded_pixels
 from upwell.shared.signature.signature import Signature
 from upwell.shared.signature.uplink_pictures import (
     NO_RESIZES,
@@ -39,9 +37,11 @@ from upwell.shared.signature.uplink_pictures import (
 from upwell.shared.telemetry.log_context import note_trace
 from upwell.shared.telemetry.tracing import Place, Trace, Tracer
 from upwell.shared.tensors import Array
+from upwell.shared.value_classes import value_class
 
 if TYPE_CHECKING:  # imported for agents with a cloud
     from upwell.edge.uplink.uplink import Uplink
+    from upwell.shared.oip.introspection import Seen
 
 
 class RequestMetrics(Protocol):
@@ -51,7 +51,7 @@ class RequestMetrics(Protocol):
         """Count a message of this size, sent for this model."""
 
 
-@dataclass(frozen=True)
+@value_class
 class RequestContext:
     """The context shared by all requests; a traced request has its own copy.
 
@@ -82,8 +82,7 @@ class RequestContext:
         return replace(self, trace=trace)
 
 
-@quick
-@dataclass(frozen=True, slots=True)
+@value_class
 class Request:
     """A caller's request. `inputs` maps the signature's names to arrays with rows; times are monotonic.
 
@@ -289,8 +288,7 @@ def signals_of(
     return signals, sent_inputs, resizes
 
 
-@quick
-@dataclass(frozen=True, slots=True)
+@value_class
 class RequestRecord:
     """The record of one request.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 from upwell.shared.tensors import Array, TensorSpec
+from upwell.shared.value_classes import value_class
 
 
-@dataclass(frozen=True)
+@value_class
 class Placement:
     """Where the nodes of a model run, by evidence.
 

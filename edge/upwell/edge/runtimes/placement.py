@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from upwell.edge.runtimes.base import Placement
 from upwell.edge.runtimes.runtime_options import AcceleratorOptions
 from upwell.shared.errors import ModelFailed
+from upwell.shared.value_classes import value_class
 
 _NAMED_NODES = 10
 
@@ -46,7 +46,7 @@ def from_nodes(wanted: AcceleratorOptions, nodes: int, left_on_cpu: tuple[str, .
     return Placement(wanted.provider, nodes, nodes - len(left_on_cpu), left_on_cpu)
 
 
-@dataclass(frozen=True)
+@value_class
 class NodeCover:
     """One node of the model as the runtime sees it.
 
@@ -60,7 +60,7 @@ class NodeCover:
     work: float = math.nan
 
 
-@dataclass(frozen=True)
+@value_class
 class Coverage:
     """Where each node of a model runs on one accelerator.
 

@@ -19,7 +19,6 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,6 +32,7 @@ from upwell.shared.errors import UpwellError
 from upwell.shared.files import parse_json, read_json, write_whole
 from upwell.shared.formats.model_digest import model_digest, sha256_of
 from upwell.shared.platform.process import end_with_parent
+from upwell.shared.value_classes import value_class
 
 try:
     import resource
@@ -76,7 +76,7 @@ class ProbeHung(AcceleratorNotUsable):
     """The subject was not ready in time."""
 
 
-@dataclass(frozen=True)
+@value_class
 class ProbeSubject:
     """The subject of a probe: a model, its options, the accelerator (with a library), and the runtime's version."""
 

@@ -36,7 +36,6 @@ from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, ExtraMissing, InvalidRequest, ModelFailed, Problem, UpwellError
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.signature.signature import LogicalInput
-from upwell.shared.signature.tokenization import synthetic_bytes
 from upwell.shared.telemetry.open_collectors import open_metrics_push, open_tracer
 from upwell.shared.tensors import Array
 
@@ -408,6 +407,8 @@ def _warn_of_unknown_models(policy: Policy, config: AgentConfig) -> None:
 
 def _example(one: LogicalInput) -> Array:
     if one.kind in ("text", "record"):
+        from upwell.shared.signature.tokenization import synthetic_bytes
+
         return synthetic_bytes(one, 1, np.random.default_rng(0))
     return _BLANK_PICTURE if one.kind == "image" else blank(one.spec.datatype, one.spec.shape)
 

@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -40,7 +40,6 @@ from upwell.edge.request.request_driver import RequestDriver
 from upwell.edge.request.request_spans import end_request
 from upwell.edge.server.state_dir import StateDir
 from upwell.shared.errors import ConfigError, DeadlineExceeded, ModelFailed, ModelNotFound, Unavailable, UpwellError
-from upwell.shared.oip.introspection import Seen
 from upwell.shared.platform.closing import Closing
 from upwell.shared.routing.decide.router_state import EdgeRan
 from upwell.shared.routing.policy.dropped_denies import dropped_denies
@@ -48,6 +47,7 @@ from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.request_tags import NO_TAGS
 from upwell.shared.telemetry.tracing import Tracer
 from upwell.shared.tensors import Array
+from upwell.shared.value_classes import value_class
 
 if TYPE_CHECKING:  # imported where an agent has them, since that takes long
     from prometheus_client.core import Metric
@@ -64,11 +64,12 @@ if TYPE_CHECKING:  # imported where an agent has them, since that takes long
     from upwell.edge.updates.releases.release_control import ReleaseControl
     from upwell.edge.updates.update_follower import UpdateFollower, UpdateStatus
     from upwell.edge.uplink.uplink import Uplink, UplinkSettings
+    from upwell.shared.oip.introspection import Seen
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@value_class
 class AgentParts:
     """The parts of an agent besides its models, cloud and policy. The agent closes `state_dir` and `tracer`."""
 
@@ -98,7 +99,7 @@ class AgentCore(Closing):
         models: Sequence[ServedModel],
         cloud: UplinkSettings | None,
         policy: Policy,
-        parts: AgentParts = AgentParts(),
+        parts: AgentParts = AgentParts(),  # noqa: B008  an immutable value
     ) -> None:
         self.name = parts.name
         self._parts = parts

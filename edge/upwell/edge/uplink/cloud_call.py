@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NoReturn, Protocol
 
 from upwell.edge.uplink.cloud_reply import CloudReply
@@ -17,6 +17,7 @@ from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.open_client import Pending
 from upwell.shared.routing.flow.flow_actions import CloudFailure
 from upwell.shared.routing.reasons import Reason
+from upwell.shared.value_classes import value_class
 
 REASON_OF: Mapping[RemoteErrorKind, Reason] = {
     RemoteErrorKind.UNAVAILABLE: Reason.CLOUD_UNAVAILABLE,
@@ -33,7 +34,7 @@ REASON_OF: Mapping[RemoteErrorKind, Reason] = {
 """Maps an error from the cloud to the router's reason; others are `CLOUD_ERROR`."""
 
 
-@dataclass(frozen=True)
+@value_class
 class Message:
     """A request in wire form, encoded once for all attempts, and its place in a trace."""
 
@@ -72,7 +73,7 @@ class FailedCall:
         callback(self)
 
 
-@dataclass(frozen=True)
+@value_class
 class ConnectionLease:
     """The endpoint of a call, and the connection that it uses."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from upwell.shared.oip.dataplane import InferResponse, Parameter
 from upwell.shared.routing.reasons import Reason
+from upwell.shared.value_classes import value_class
 
 
-@dataclass(frozen=True)
+@value_class
 class CloudReply:
     """An answer of the cloud and its cost. The server's times are None if it does not report them."""
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
+from upwell.shared.value_classes import value_class
 
-@dataclass(frozen=True, slots=True)
+
+@value_class
 class RoundTrips:
     """The retransmission timer of TCP (RFC 6298), applied to an HTTP/2 connection.
 

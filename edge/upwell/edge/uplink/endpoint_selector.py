@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 from upwell.shared.routing.reasons import Reason
+from upwell.shared.value_classes import value_class
 
 FAIL_OVER_AT_ONCE = frozenset({Reason.CLOUD_UNAVAILABLE, Reason.CLOUD_CERTIFICATE, Reason.CLOUD_UNAUTHENTICATED})
 """Failures of the endpoint itself: the next call goes to another. A late answer may be due to a short deadline, so it
@@ -13,7 +14,7 @@ takes `EndpointSelector.LATE` of them in a row.
 """
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class EndpointSelector:
     """The endpoint in use among `count`, by its place, and when to try the preferred ones again. A value; time is an
     argument.

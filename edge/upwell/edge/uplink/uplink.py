@@ -10,7 +10,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from upwell.edge.uplink.cloud_call import REASON_OF, CloudCall, ConnectionLease, FailedCall, Message
@@ -25,6 +24,7 @@ from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.open_client import Client
 from upwell.shared.routing.decide.router_state import CloudMoved, LinkProbed, Outcome
 from upwell.shared.routing.reasons import Reason
+from upwell.shared.value_classes import value_class
 
 SUSPECT = frozenset(
     {
@@ -53,7 +53,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@value_class
 class UplinkSettings:
     """The cloud's endpoints: `endpoint`, or if that fails the first of `fallbacks` that works.
 

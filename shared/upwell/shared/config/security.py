@@ -8,13 +8,14 @@ import os
 import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
 from pydantic import AfterValidator
 
 from upwell.shared.errors import ConfigError, without_secrets
+from upwell.shared.value_classes import value_class
 
 _log = logging.getLogger(__name__)
 _DNS = re.compile(r"dns://(?P<server>[A-Za-z0-9.:\[\]-]*)/(?P<address>[^/]+)")
@@ -24,7 +25,7 @@ _WEB = re.compile(
 _PORTS = {"http": "80", "https": "443"}
 
 
-@dataclass(frozen=True)
+@value_class
 class TlsFiles:
     """PEM files: this side's certificate chain and key, and the CAs it trusts.
 
@@ -43,7 +44,7 @@ class TlsFiles:
         return [path for path in (self.cert, self.key, self.ca) if path is not None]
 
 
-@dataclass(frozen=True)
+@value_class
 class ServerSecurity:
     """How a server is protected: by TLS, by a `tokens.yaml`, or, if `insecure`, by its surroundings."""
 
@@ -52,7 +53,7 @@ class ServerSecurity:
     insecure: bool = False
 
 
-@dataclass(frozen=True)
+@value_class
 class ClientSecurity:
     """How a client identifies itself and which servers it trusts. `token_file` holds one token, read on change."""
 
@@ -61,7 +62,7 @@ class ClientSecurity:
     insecure: bool = False
 
 
-@dataclass(frozen=True)
+@value_class
 class Address:
     """`HOST:PORT` (an IPv6 host in brackets) or, if `socket_path` is set, a unix socket.
 

@@ -11,7 +11,6 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo
 from ruamel.yaml import YAML
 
-from upwell.shared.config.yaml_problems import MAX_ERRORS, problems_of
 from upwell.shared.config.yaml_tree import read_tree
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import LeadsOut, Unconfined, confined, open_plain, plain_file
@@ -49,6 +48,8 @@ def parse_yaml(text: str, model: type[M], path: Path | None = None, within: Path
             tree.value, context={"base_dir": base_dir, "tree": tree, "path": path, "within": within}
         )
     except ValidationError as error:
+        from upwell.shared.config.yaml_problems import MAX_ERRORS, problems_of
+
         unlisted = max(0, error.error_count() - MAX_ERRORS)
         raise ConfigError(problems_of(error, tree, model, path), unlisted) from None
 

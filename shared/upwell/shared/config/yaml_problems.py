@@ -11,7 +11,6 @@ import math
 import re
 import types
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -21,6 +20,7 @@ from pydantic_core import ErrorDetails
 
 from upwell.shared.config.yaml_tree import Tree, dotted
 from upwell.shared.errors import Problem, without_secrets
+from upwell.shared.value_classes import value_class
 
 _EXPECTED: Mapping[str, str] = MappingProxyType(
     {
@@ -64,7 +64,7 @@ _VALIDATED = re.compile(r"function-\w+\[[^,]*, (.*)\]")
 """Matches Pydantic's label of a branch wrapped in a validator, and the label inside."""
 
 
-@dataclass(frozen=True)
+@value_class
 class _Found:
     """One error: its keys, how many of them lead to the first union on the way, and what is wrong.
 

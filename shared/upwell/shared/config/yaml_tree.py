@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from ruamel.yaml.events import (
 from ruamel.yaml.reader import ReaderError
 
 from upwell.shared.errors import ConfigError, Problem
+from upwell.shared.value_classes import value_class
 
 MAX_DEPTH = 50
 """Maximum nesting depth of a file."""
@@ -43,7 +44,7 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]{1,40}|[0-9]{1,40}(\.[0-9]{0,40})?)([eE][-+]?
 _SPECIAL = re.compile(r"([-+]?)\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
 
-@dataclass(frozen=True)
+@value_class
 class Tree:
     """A value, its position (from 1), its parts, and the position of each key of a mapping."""
 

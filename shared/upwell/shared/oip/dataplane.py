@@ -10,16 +10,17 @@ import math
 import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol, TypeAlias
 
 from upwell.shared.telemetry.tracing import Trace
 from upwell.shared.tensors import Array, TensorSpec
+from upwell.shared.value_classes import value_class
 
 Parameter: TypeAlias = bool | int | float | str
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class InferRequest:
     """One inference request. `outputs` names the wanted outputs; empty means all. `classes` gives the number of classes
     for outputs to be replaced by their highest scores (see `class_labels`); a `Dataplane` never sees it.
@@ -34,7 +35,7 @@ class InferRequest:
     classes: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class InferResponse:
     """One answer. `parameters` holds facts about it (`upwell.route`, `upwell.cloud_compute_ms`, ...)."""
 
@@ -45,7 +46,7 @@ class InferResponse:
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@value_class
 class ModelMetadata:
     """Inputs and outputs of a model, as its callers see them."""
 
@@ -56,7 +57,7 @@ class ModelMetadata:
     outputs: tuple[TensorSpec, ...]
 
 
-@dataclass(frozen=True)
+@value_class
 class ServerMetadata:
     """Name and version of a server; `extensions` announces capabilities and versions that decide bit-equality."""
 
@@ -112,7 +113,7 @@ class Flag:
 _events = threading.Lock()
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Call:
     """The circumstances of one call: its deadline, and whether its caller still waits.
 

@@ -16,7 +16,6 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any as Anything
 
@@ -27,6 +26,7 @@ from google.protobuf.message import DecodeError
 from upwell.rpc.errors.v1 import retry_pb2
 from upwell.shared import errors
 from upwell.shared.errors import UpwellError
+from upwell.shared.value_classes import value_class
 
 MAX_TEXT_LENGTH = 1000
 """Maximum length of a text: it is sent in HTTP/2 trailers, which are limited to a few kilobytes."""
@@ -52,7 +52,7 @@ STATUSES: Mapping[type[UpwellError], grpc.StatusCode] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True)
+@value_class
 class Status:
     """What the caller gets. `retry_after_s`: seconds after which a retry may succeed; None if unknown."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Literal, NoReturn, Protocol
 
@@ -14,6 +14,7 @@ from upwell.shared.signature.model_yaml import Resize
 from upwell.shared.signature.processor import versions
 from upwell.shared.signature.uplink_pictures import NO_RESIZES, Resizes
 from upwell.shared.tensors import TensorSpec
+from upwell.shared.value_classes import value_class
 
 if TYPE_CHECKING:
     from upwell.shared.oip.model_statistics import ModelStatistics
@@ -29,7 +30,7 @@ Placement = Literal["KIND_CPU", "KIND_GPU", "KIND_MODEL"]
 """Triton's kinds of instances; KIND_MODEL leaves the placement to the model's runtime."""
 
 
-@dataclass(frozen=True)
+@value_class
 class ModelConfig:
     """How a model is served. Shapes are those of its metadata; -1 is a variable dimension.
 
@@ -59,7 +60,7 @@ class ModelConfig:
         return self.max_batch if self.max_batch > 1 else MAX_ROWS
 
 
-@dataclass(frozen=True)
+@value_class
 class ServerSettings:
     """The settings reported by Triton's trace and logging extensions; callers cannot change them."""
 
@@ -183,7 +184,7 @@ def _duration(count: int, total_s: float) -> dict[str, int]:
 _DIGEST, _RESIZE = "upwell.digest", "upwell.resize."
 
 
-@dataclass(frozen=True)
+@value_class
 class Seen:
     """The sizes to which the model of that digest resizes pictures, by input; digest "" if the server does not say."""
 

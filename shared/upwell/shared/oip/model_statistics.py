@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from upwell.shared.value_classes import value_class
 
-@dataclass(frozen=True)
+
+@value_class
 class Duration:
     """How often something happened, and its total time."""
 
@@ -20,7 +22,7 @@ class Duration:
         return Duration(self.count + other.count, self.total_s + other.total_s)
 
 
-@dataclass(frozen=True)
+@value_class
 class RequestTimes:
     """The times of one answered request; `compute_s` is that of its whole batch, which had `batch_rows` rows."""
 
@@ -32,7 +34,7 @@ class RequestTimes:
     batch_rows: int = 0
 
 
-@dataclass(frozen=True)
+@value_class
 class BatchTimes:
     """The times of the `runs` runs with one number of rows, and those of their requests before and after the run."""
 
@@ -51,7 +53,7 @@ class BatchTimes:
         )
 
 
-@dataclass(frozen=True)
+@value_class
 class ModelStatistics:
     """The counts of one version of a model. All durations but `failure` are of answered requests.
 

@@ -45,7 +45,6 @@ NaN, since what it stood for is missing (`Candidates`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -53,6 +52,7 @@ import numpy.typing as npt
 
 from upwell.shared.routing.hardness import UNMOVED, LogitFit, Measure
 from upwell.shared.tensors import Array
+from upwell.shared.value_classes import value_class
 
 OF_BOXES: frozenset[Measure] = frozenset({"mean_score", "low_share", "count"})
 """Hardness measures of detections."""
@@ -68,7 +68,7 @@ _EXTREME = 7.0
 """The largest logit of a moved chance, so that no product underflows and no single group decides."""
 
 
-@dataclass(frozen=True)
+@value_class
 class CandidateGroups:
     """The groups of one row: the best score of each, FP64 [n], the mean overlap of its boxes with the best one, their
     support: the sum of the scores of the boxes that overlap the best one, relative to its own; and its decay in 0..1 by
@@ -84,7 +84,7 @@ class CandidateGroups:
     min_score: float
 
 
-@dataclass(frozen=True)
+@value_class
 class ObjectChances:
     """The chance of an object in each group of one row, FP64 [n] in 0..1, before any calibration, and its support,
     FP64 [n]; or of several rows, [rows, n] with NaN where there are fewer."""

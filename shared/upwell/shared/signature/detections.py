@@ -7,14 +7,18 @@ whose bounding box the first four numbers are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from upwell.shared.signature.model_yaml import Boxes
 from upwell.shared.signature.step_values import Candidates, Detections, Floats, Geometry
 from upwell.shared.tensors import Array
+from upwell.shared.value_classes import value_class
+
+if TYPE_CHECKING:
+    from upwell.shared.signature.model_yaml import Boxes
 
 Indexes = npt.NDArray[np.intp]
 
@@ -34,7 +38,7 @@ MOST_CANDIDATES = 256
 _TINY = 1e-7
 
 
-@dataclass(frozen=True)
+@value_class
 class RawBoxes:
     """The raw outputs of a detector: `boxes` [rows, n, 4], `scores` [rows, n, classes], or [rows, n] with `classes`
     [rows, n].

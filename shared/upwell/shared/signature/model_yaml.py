@@ -23,6 +23,7 @@ from upwell.shared.config.yaml import ConfinedPath, FilePart, confined_path, loa
 from upwell.shared.config.yaml_tree import dotted
 from upwell.shared.errors import Problem
 from upwell.shared.files import open_plain
+from upwell.shared.signature.picture_headers import DEFAULT_MAX_PIXELS
 from upwell.shared.signature.signature import OutputKind
 from upwell.shared.tensors import numpy_dtype
 from upwell.shared.units import Share
@@ -35,8 +36,6 @@ MAX_TOKENIZER_BYTES = 64 << 20
 """Maximum size of a tokenizer file (bytes); those of many languages have 20 MiB."""
 MAX_MASKS = 255
 """Maximum number of boxes with a mask: each pixel has a box number in one byte."""
-DEFAULT_MAX_PIXELS = 64_000_000
-"""Maximum total pixels of the pictures of one request."""
 
 Datatype: TypeAlias = Literal[
     "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64",

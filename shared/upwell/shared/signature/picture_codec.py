@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import io
 import re
-import struct
-import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -24,16 +21,11 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.signature.model_yaml import DEFAULT_MAX_PIXELS
-from upwell.shared.signature.signature import Signature, UplinkEncoding
+from upwell.shared.signature.picture_headers import MAX_SEGMENTS, png_size, webp_size
+from upwell.shared.signature.signature import UplinkEncoding
 from upwell.shared.tensors import Array
 
 Color = Literal["rgb", "gray"]
-
-_FORMS: Mapping[bytes, Literal["jpeg", "png", "webp"]] = MappingProxyType(
-    {b"\xff\xd8\xff": "jpeg", b"\x89PNG\r\n\x1a\n": "png", b"RIFF": "webp"}
-)
-"""How a file of each format begins."""
 
 MAX_DECODED_SIDE = 65_535
 """Maximum side of a decoded picture: JPEG's own limit. Resizing a taller picture would take memory in proportion to its
@@ -43,10 +35,8 @@ _MAX_SCANS = 64
 # A marker segment (ITU-T T.81, B.1.1): not a stuffed 0xFF of a scan, nor fill, nor a restart.
 _MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 _START_OF_SCAN, _END_OF_IMAGE = b"\xff\xda", b"\xff\xd9"
-_NO_FRAMES = (0xFFC4, 0xFFC8, 0xFFCC)
-_MAX_SEGMENTS = 1000
 _LEAST_SEGMENT_BYTES = 2048
-"""Minimum average size of segments or chunks beyond `_MAX_SEGMENTS` (bytes): each costs Pillow some microseconds, so
+"""Minimum average size of segments or chunks beyond `MAX_SEGMENTS` (bytes): each costs Pillow some microseconds, so
 64 MiB of empty ones would take a minute."""
 _MAX_ENCODED_SIDE = {"jpeg": 65_500, "webp": 16_383, "png": 65_535}
 
@@ -68,12 +58,6 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 """The transformation to upright for each EXIF orientation (CIPA DC-008, 4.6.5)."""
-
-AT_ONCE = 2 * DEFAULT_MAX_PIXELS
-"""Limit on pixels in work at once; a pixel takes up to twelve bytes: decoded, copied and scaled."""
-
-_SMALL = 1 << 18
-"""Requests with fewer pixels never wait, since they take only a few megabytes per thread."""
 
 # A broken EXIF block is ignored. Pillow's warning about it quotes the sender's data, and must neither fill the log nor
 # the list of warnings already shown.
@@ -158,31 +142,6 @@ def _refusing() -> Iterator[None]:
         raise InvalidRequest(f"the picture is damaged and cannot be decoded: {reason}") from None
 
 
-def form_of(data: bytes) -> Literal["jpeg", "png", "webp"] | None:
-    """The format of an encoded picture, by its first bytes; None if it is another."""
-    return next((form for start, form in _FORMS.items() if data.startswith(start)), None)
-
-
-def header_size(data: bytes) -> tuple[int, int]:
-    """(width, height) of an encoded picture as stored, from its first bytes; 0 if unknown."""
-    try:
-        if data.startswith(b"\xff\xd8\xff"):
-            return _jpeg_size(data)
-        if data.startswith(b"\x89PNG\r\n\x1a\n"):
-            return _png_size(data)
-        if data.startswith(b"RIFF"):
-            return _webp_size(data)
-    except (InvalidRequest, struct.error):
-        pass
-    return 0, 0
-
-
-def header_pixels(data: bytes) -> int:
-    """The number of pixels according to the header; 0 if unknown."""
-    width, height = header_size(data)
-    return width * height
-
-
 def recolored(pixels: Array, color: Color) -> Array:
     """Pixels UINT8 [height, width, 1 or 3] in the given color; gray is ITU-R 601 luma as computed by Pillow."""
     channels = 3 if color == "rgb" else 1
@@ -208,16 +167,6 @@ def encode(pixels: Array, encoding: UplinkEncoding) -> bytes | None:
     return file.getvalue()
 
 
-def in_rgb(signature: Signature, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-    """The inputs with pixels in RGB order, whatever order the signature has."""
-    turned = {
-        one.name: np.ascontiguousarray(inputs[one.name][..., ::-1])
-        for one in signature.inputs
-        if one.is_bgr and inputs[one.name].dtype == np.uint8 and inputs[one.name].shape[-1] == 3
-    }
-    return {**inputs, **turned} if turned else inputs
-
-
 def _opened(data: bytes, max_pixels: int) -> ImageFile:
     """Open the picture: reads its header and checks its size.
 
@@ -230,11 +179,11 @@ def _opened(data: bytes, max_pixels: int) -> ImageFile:
         _check_segments(data)
         image: ImageFile = JpegImageFile(file)
     elif data.startswith(b"\x89PNG\r\n\x1a\n"):
-        _check_size(_png_size(data), max_pixels)
+        _check_size(png_size(data), max_pixels)
         _check_chunks(data)
         image = PngImageFile(file)
     elif data.startswith(b"RIFF") and data[8:12] == b"WEBP":
-        _check_size(_webp_size(data), max_pixels)
+        _check_size(webp_size(data), max_pixels)
         image = WebPImageFile(file)
     else:
         raise InvalidRequest(f"expected a JPEG, PNG or WebP picture, got {len(data)} bytes of another format")
@@ -268,7 +217,7 @@ def _check_chunks(data: bytes) -> None:
 
 
 def _check_count(segments: int, data: bytes) -> None:
-    most = _MAX_SEGMENTS + len(data) // _LEAST_SEGMENT_BYTES
+    most = MAX_SEGMENTS + len(data) // _LEAST_SEGMENT_BYTES
     if segments > most:
         raise InvalidRequest(f"the picture has more than {most} segments, which take too long to read")
 
@@ -281,39 +230,6 @@ def _check_size(size: tuple[int, int], max_pixels: int) -> None:
         raise InvalidRequest(f"the picture is {width} x {height}; at most {MAX_DECODED_SIDE} pixels a side are decoded")
     if width * height > max_pixels:
         raise InvalidRequest(f"the picture has {width} x {height} pixels; at most {max_pixels} are decoded")
-
-
-def _jpeg_size(data: bytes) -> tuple[int, int]:
-    """The size in the first frame header (ITU-T T.81, B.2.2); only segments with a length come before it."""
-    at = 2
-    for _ in range(_MAX_SEGMENTS):
-        marker, length = struct.unpack_from(">HH", data, at)
-        if 0xFFC0 <= marker <= 0xFFCF and marker not in _NO_FRAMES:
-            height, width = struct.unpack_from(">HH", data, at + 5)
-            return width, height
-        at += 2 + length
-    return 0, 0
-
-
-def _png_size(data: bytes) -> tuple[int, int]:
-    """The size in IHDR, which must come first (PNG, 5.6)."""
-    if data[12:16] != b"IHDR" or len(data) < 24:
-        raise InvalidRequest("the picture is damaged and cannot be decoded: a PNG without a header")
-    width, height = struct.unpack(">II", data[16:24])
-    return width, height
-
-
-def _webp_size(data: bytes) -> tuple[int, int]:
-    """The size in the first chunk (WebP container specification, RFC 9649): libwebp allocates memory when opening."""
-    kind, body = data[12:16], data[20:30]
-    if len(body) == 10 and kind == b"VP8X":
-        return 1 + int.from_bytes(body[4:7], "little"), 1 + int.from_bytes(body[7:10], "little")
-    if len(body) == 10 and kind == b"VP8L":
-        bits = int.from_bytes(body[1:5], "little")
-        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
-    if len(body) == 10 and kind == b"VP8 ":
-        return int.from_bytes(body[6:8], "little") & 0x3FFF, int.from_bytes(body[8:10], "little") & 0x3FFF
-    raise InvalidRequest("the picture is damaged and cannot be decoded: a WebP without a header")
 
 
 def _upright(image: ImageFile, color: Color) -> Image.Image:
@@ -339,48 +255,3 @@ def _orientation(image: ImageFile) -> int:
     except Exception:  # noqa: BLE001 (a broken EXIF block says nothing about the pixels)
         return _UPRIGHT
     return orientation if isinstance(orientation, int) and orientation in _TURNS else _UPRIGHT
-
-
-class PixelBudget:
-    """Limits the pixels that are being processed to `at_once`; a larger piece runs alone. Thread-safe."""
-
-    def __init__(self, at_once: int) -> None:
-        self._at_once = at_once
-        self._held = 0
-        self._change = threading.Condition()
-
-    @contextmanager
-    def holding(self, pixels: int) -> Iterator[None]:
-        """Wait until there is room for that many pixels, and hold it for the block."""
-        if pixels < _SMALL:
-            yield
-            return
-        with self._change:
-            self._change.wait_for(lambda: self._held == 0 or self._held + pixels <= self._at_once)
-            self._held += pixels
-        try:
-            yield
-        finally:
-            with self._change:
-                self._held -= pixels
-                self._change.notify_all()
-
-
-BUDGET = PixelBudget(AT_ONCE)
-"""The limit of this process."""
-
-
-def encoded_pixels(inputs: Iterable[Array]) -> int:
-    """The number of pixels in the headers of the pictures among these tensors; other elements count as 0."""
-    return sum(map(header_pixels, _encoded(inputs)))
-
-
-def encoded_forms(inputs: Iterable[Array]) -> str:
-    """The formats of the pictures among these tensors, in order of name, joined by `+`."""
-    return "+".join(sorted({form for data in _encoded(inputs) if (form := form_of(data)) is not None}))
-
-
-def _encoded(inputs: Iterable[Array]) -> Iterator[bytes]:
-    for array in inputs:
-        if array.dtype == np.object_:
-            yield from (element for element in array.ravel().tolist() if isinstance(element, bytes))

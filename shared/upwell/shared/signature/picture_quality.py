@@ -6,8 +6,8 @@ import numpy as np
 from PIL import Image
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.signature.model_yaml import DEFAULT_MAX_PIXELS
-from upwell.shared.signature.picture_codec import BUDGET, EncodedPicture, header_pixels, recolored
+from upwell.shared.signature.picture_codec import EncodedPicture, recolored
+from upwell.shared.signature.picture_headers import BUDGET, DEFAULT_MAX_PIXELS, header_pixels
 from upwell.shared.tensors import Array
 
 _LONGEST_SIDE = 128

@@ -37,7 +37,6 @@ from upwell.shared.signature.model_yaml import (
     Resize,
     Tokenize,
 )
-from upwell.shared.signature.picture_transforms import crop, decode_pictures, decode_resized, pictures_of, resize
 from upwell.shared.signature.signature import Column
 from upwell.shared.signature.step_values import (
     Floats,
@@ -292,6 +291,8 @@ def together(steps: Sequence[Step]) -> tuple[Step, ...]:
 def _one_pass(before: Step, step: Step) -> Step | None:
     first, second = before.op, step.op
     if isinstance(first, Decode) and isinstance(second, Resize):
+        from upwell.shared.signature.picture_transforms import decode_resized
+
         pictures = lambda values, _: (decode_resized(values[0], first, second),)  # noqa: E731  as short as it is
         return Step(before.reads, step.writes, pictures, makes_pictures=True, op=(first, second))
     if isinstance(first, Normalize) and isinstance(second, Layout) and second.order == "NCHW":
@@ -309,6 +310,8 @@ def planes(array: Array, op: Normalize) -> Array:
 
 
 def _decode_step(op: Decode, source: str, value: ValueType) -> Step:
+    from upwell.shared.signature.picture_transforms import decode_pictures  # with Pillow, for models of pictures alone
+
     pixels = value.datatype == "UINT8" and len(value.shape) == 4 and value.shape[3] in (1, 3)
     if not pixels and not (value.datatype == "BYTES" and len(value.shape) == 1):
         raise ValueError(f"expected encoded pictures, BYTES [rows], or pixels in {source!r}, got {value}")
@@ -322,6 +325,8 @@ def _decode_step(op: Decode, source: str, value: ValueType) -> Step:
 
 
 def _picture_step(op: Resize | Crop, source: str, value: ValueType) -> Step:
+    from upwell.shared.signature.picture_transforms import crop, pictures_of, resize
+
     if value.datatype == "BYTES":
         raise ValueError(f"the pictures in {source!r} are encoded; write {{decode: {source}}} before this step")
     if value.datatype != "UINT8" or len(value.shape) != 4 or value.shape[3] not in (1, 3):

@@ -4,28 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
-import PIL
 
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Problem
 from upwell.shared.signature.detections import FIELDS, is_detections
-from upwell.shared.signature.model_yaml import (
-    Decode,
-    ImageInput,
-    ModelDescription,
-    Output,
-    PostOp,
-    PreOp,
-    RecordInput,
-    Resize,
-    TensorInput,
-    TextInput,
-)
-from upwell.shared.signature.picture_codec import BUDGET, encoded_pixels, in_rgb
-from upwell.shared.signature.postprocess import post_step
-from upwell.shared.signature.preprocess import pre_step, together
+from upwell.shared.signature.picture_headers import BUDGET, encoded_pixels, in_rgb
 from upwell.shared.signature.signature import (
     Column,
     LogicalInput,
@@ -47,6 +32,21 @@ from upwell.shared.signature.step_values import (
 )
 from upwell.shared.signature.uplink_pictures import Resizes
 from upwell.shared.tensors import Array, TensorSpec
+from upwell.shared.value_classes import value_class
+
+if TYPE_CHECKING:  # imported for models with a description
+    from upwell.shared.signature.model_yaml import (
+        Decode,
+        ImageInput,
+        ModelDescription,
+        Output,
+        PostOp,
+        PreOp,
+        RecordInput,
+        Resize,
+        TensorInput,
+        TextInput,
+    )
 
 Keys = tuple[str | int, ...]
 Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
@@ -55,7 +55,7 @@ CandidatesByOutput: TypeAlias = Mapping[str, Sequence[Candidates]]
 """The candidates of each row, for each detection output."""
 
 
-@dataclass(frozen=True)
+@value_class
 class Steps:
     """Steps in order, and where each result is found afterwards: wanted name -> name of the value."""
 
@@ -99,6 +99,8 @@ class StepsBuilder:
 
     def pre(self, given: Mapping[str, ValueType], wanted: Sequence[TensorSpec]) -> Steps | None:
         """Steps from logical inputs to the `wanted` tensors of the model. None if there was a problem."""
+        from upwell.shared.signature.preprocess import pre_step, together
+
         keys, ops = self._ops("pre")
         state = _State(dict(given), next(iter(given)) if len(given) == 1 else None)
 
@@ -113,6 +115,8 @@ class StepsBuilder:
     ) -> Steps | None:
         """Steps from the model's tensors to logical outputs. `picture`: the model sees one. None if there was a
         problem."""
+        from upwell.shared.signature.postprocess import post_step
+
         keys, ops = self._ops("post")
         state = _State(dict(given), next(iter(given)) if len(given) == 1 else None)
 
@@ -215,6 +219,8 @@ def sizes_fit(have: Sequence[int], want: Sequence[int]) -> bool:
 
 
 def _logical_input(name: str, one: ImageInput | TextInput | RecordInput | TensorInput) -> LogicalInput:
+    from upwell.shared.signature.model_yaml import RecordInput, TensorInput, TextInput
+
     if isinstance(one, TensorInput):
         shape = (-1, *one.shape[1:]) if one.shape[:1] == (1,) else one.shape
         return LogicalInput(name, "tensor", TensorSpec(name, one.dtype, shape))
@@ -468,6 +474,8 @@ class Processor:
 
 def versions() -> tuple[str, ...]:
     """The versions that decide whether both sides compute the same bits; announced in the server's metadata."""
+    import PIL
+
     return (f"upwell.pre:numpy={np.__version__}", f"upwell.pre:pillow={PIL.__version__}")
 
 
@@ -486,7 +494,11 @@ def _joined(name: str, parts: Sequence[Array]) -> Array:
 def _first_resize(pre: Steps) -> tuple[str, Decode, Resize] | None:
     """The value that is decoded and resized before all else, and the steps; None if the full picture is used
     elsewhere."""
-    op = pre.steps[0].op if pre.steps else None
+    if not pre.steps:
+        return None
+    from upwell.shared.signature.model_yaml import Decode, Resize
+
+    op = pre.steps[0].op
     op = (Decode(), op) if isinstance(op, Resize) else op
     if not isinstance(op, tuple):
         return None

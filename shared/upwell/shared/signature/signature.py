@@ -17,6 +17,7 @@ import numpy as np
 
 from upwell.shared.errors import InvalidRequest, ModelFailed, UpwellError
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype, oip_datatype
+from upwell.shared.value_classes import value_class
 
 InputKind = Literal["image", "text", "record", "tensor"]
 OutputKind = Literal["probabilities", "logits", "detections", "masks", "segments", "embedding", "tensor"]
@@ -29,7 +30,7 @@ MAX_HOLLOW_EXTENT = 1 << 18
 make an output for each of its rows."""
 
 
-@dataclass(frozen=True)
+@value_class
 class UplinkEncoding:
     """How pictures given as pixels are encoded for the uplink; `quality` from 1 to 100, unused by PNG.
 
@@ -45,7 +46,7 @@ class UplinkEncoding:
     whole_color: bool = False
 
 
-@dataclass(frozen=True)
+@value_class
 class Column:
     """One column of a record: a number, or one of `categories` if it has any."""
 
@@ -53,7 +54,7 @@ class Column:
     categories: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@value_class
 class LogicalInput:
     """One input as callers see it.
 
@@ -71,7 +72,7 @@ class LogicalInput:
     columns: tuple[Column, ...] = ()
 
 
-@dataclass(frozen=True)
+@value_class
 class LogicalOutput:
     """One output as callers see it. `labels` names the classes of its last dimension, or of detections."""
 
@@ -81,7 +82,7 @@ class LogicalOutput:
     labels: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@value_class
 class _Check:
     """What an array must be, in a form that is quick to compare.
 

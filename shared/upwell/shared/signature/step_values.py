@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -12,9 +12,10 @@ import numpy.typing as npt
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.signature.signature import Column
 from upwell.shared.tensors import Array
+from upwell.shared.value_classes import value_class
 
 
-@dataclass(frozen=True)
+@value_class
 class ValueType:
     """The type of a value before any request: its OIP datatype and shape, -1 for variable dimensions.
 
@@ -41,7 +42,7 @@ class ValueType:
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@value_class
 class Geometry:
     """One map per row: model pixel = original pixel * scale + offset, each as [x, y].
 
@@ -78,7 +79,7 @@ class Geometry:
         return fractions
 
 
-@dataclass(frozen=True)
+@value_class
 class Pictures:
     """Pictures as UINT8 [height, width, channels], one per row, of one size (an array) or of several (a list).
 
@@ -101,7 +102,7 @@ class Pictures:
         return np.stack(self.rows)
 
 
-@dataclass(frozen=True)
+@value_class
 class Candidates:
     """The boxes of one row before suppression, best first.
 
@@ -117,7 +118,7 @@ class Candidates:
     has_nan: bool = False
 
 
-@dataclass(frozen=True)
+@value_class
 class Detections:
     """Detections FP32 [rows, max, 6 or more], and the candidates of each row."""
 
@@ -133,7 +134,7 @@ def array_of(value: Value) -> Array:
     return value if isinstance(value, np.ndarray) else value.array
 
 
-@dataclass(frozen=True)
+@value_class
 class Step:
     """One operation, bound to the names of the values that it reads and writes, and checked against their types.
 

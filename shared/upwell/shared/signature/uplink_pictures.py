@@ -5,28 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-from PIL import Image
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.signature.model_yaml import DEFAULT_MAX_PIXELS, Resize
-from upwell.shared.signature.picture_codec import (
+from upwell.shared.signature.picture_headers import (
     BUDGET,
-    Box,
-    EncodedPicture,
-    encode,
+    DEFAULT_MAX_PIXELS,
     form_of,
     header_pixels,
     header_size,
     in_rgb,
 )
-from upwell.shared.signature.picture_transforms import FILTERS, cover_box
 from upwell.shared.signature.signature import LogicalInput, OutputKind, Signature, UplinkEncoding
 from upwell.shared.tensors import Array
 
-Resizes: TypeAlias = Mapping[str, Resize]
+if TYPE_CHECKING:  # imported for models of pictures
+    from PIL import Image
+
+    from upwell.shared.signature.model_yaml import Resize
+    from upwell.shared.signature.picture_codec import Box
+
+Resizes: TypeAlias = "Mapping[str, Resize]"
 """Input -> the resize that the cloud's model applies to its pictures."""
 
 NO_RESIZES: Resizes = MappingProxyType({})
@@ -119,6 +120,8 @@ def _seen(signature: Signature, one: LogicalInput, resizes: Resizes) -> Resize |
 
 def _sent(given: Array, encoding: UplinkEncoding, seen: Resize | None) -> Array:
     if given.dtype == np.uint8:
+        from upwell.shared.signature.picture_codec import encode
+
         pixels = _shrunk_pixels(given, encoding, seen)
         encoded = [encode(picture, encoding) for picture in pixels]
         return pixels if None in encoded else _elements(encoded)
@@ -131,6 +134,8 @@ def _recoded(data: object, encoding: UplinkEncoding, seen: Resize | None) -> obj
     """An encoded picture for the uplink: shrunk or encoded again if that is wanted and makes it smaller."""
     if not isinstance(data, bytes):  # a caller's array may have any elements
         return data
+    from upwell.shared.signature.picture_codec import EncodedPicture, encode
+
     form = form_of(data)
     try:
         with BUDGET.holding(header_pixels(data)):
@@ -151,6 +156,8 @@ def _shrunk_pixels(pictures: Array, encoding: UplinkEncoding, seen: Resize | Non
     """Pixels [rows, height, width, 1 or 3], shrunk."""
     if not pictures.size:
         return pictures
+    from PIL import Image
+
     (width, height), box = _shrunk((pictures.shape[2], pictures.shape[1]), encoding, seen)
     if (height, width) == pictures.shape[1:3]:
         return pictures
@@ -178,6 +185,8 @@ def _as_seen(size: _Size, seen: Resize) -> tuple[_Size, Box]:
     if seen.fit == "stretch":
         return (min(columns, width), min(rows, height)), whole
     if seen.fit == "cover":
+        from upwell.shared.signature.picture_transforms import cover_box
+
         scale, box = cover_box(columns, rows, seen)
         return ((width, height), box) if scale < 1.0 else (size, whole)
     scale = min(width / columns, height / rows)
@@ -203,6 +212,8 @@ def _saved(data: object, seen: Resize) -> int:
 
 
 def _filter(seen: Resize | None) -> Image.Resampling:
+    from upwell.shared.signature.picture_transforms import FILTERS
+
     return FILTERS["bilinear" if seen is None else seen.filter]
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol, TypeAlias
 
+from upwell.shared.value_classes import value_class
+
 Attributes: TypeAlias = Mapping[str, bool | int | float | str]
 
 _NONE: Attributes = MappingProxyType({})
@@ -22,7 +24,7 @@ _TRACEPARENT = re.compile(
 )
 
 
-@dataclass(frozen=True)
+@value_class
 class Place:
     """The identity of a span: 32 and 16 lower-case hexadecimal digits, and whether the trace is recorded."""
 
@@ -48,7 +50,7 @@ class Place:
         return f"00-{self.trace_id}-{self.span_id}-{int(self.is_sampled):02x}"
 
 
-@dataclass(frozen=True)
+@value_class
 class Span:
     """A part of a request: times of the monotonic clock, and the error if it failed.
 

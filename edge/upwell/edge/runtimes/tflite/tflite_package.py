@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from upwell.shared.errors import ConfigError
+from upwell.shared.value_classes import value_class
 
 PREFERRED = ("ai_edge_litert", "tflite_runtime")
 
 
-@dataclass(frozen=True)
+@value_class
 class TflitePackage:
     """An imported package: its import name, its interpreter module, and its name and version for reports."""
 

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -21,6 +21,7 @@ from upwell.edge.models.model_loader import Loader, Loading
 from upwell.edge.updates.model_versions.model_switching import ModelSwitching, TrialVerdict
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.shared.errors import ConfigError, UpwellError
+from upwell.shared.value_classes import value_class
 
 if TYPE_CHECKING:  # imported for a model that has updates, since that takes long
     from upwell.edge.updates.model_versions.rollback_by_hand import RollbackRequest
@@ -34,7 +35,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@value_class
 class Surroundings:
     """What every model's start depends on; `state_dir` is None if the agent has none.
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from upwell.shared.errors import UpwellError
+from upwell.shared.value_classes import value_class
 
 Progress = Callable[[int, int], None]
 """Called with the bytes received so far and the total (0 if unknown)."""
@@ -24,7 +24,7 @@ class FetchFailed(UpwellError):
         super().__init__(message)
 
 
-@dataclass(frozen=True)
+@value_class
 class AvailableBundle:
     """The bundle that a source has now.
 

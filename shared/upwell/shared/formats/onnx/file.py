@@ -13,13 +13,13 @@ import mmap
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import TypeAlias, overload
 
 from upwell.shared.files import LeadsOut, Unconfined, open_plain, plain_file
+from upwell.shared.value_classes import value_class
 
 _CUT_SHORT = "not an ONNX file, or truncated"
 _BLOCK_BYTES = 1 << 14
@@ -181,7 +181,7 @@ _SHOWN_CHARACTERS = 200
 _MEMORY_MARK = "*/"  # ONNX Runtime's `*/_ORT_MEM_ADDR_/*` and similar are addresses in its memory, not files
 
 
-@dataclass(frozen=True)
+@value_class
 class ExternalData:
     """The place of a tensor's numbers outside the model's file, as in its entries; "" if an entry is missing.
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +21,7 @@ from upwell.shared.errors import ModelNotFound, NotAllowed, Unauthenticated
 from upwell.shared.oip.dataplane import Call, DataplaneLayer, InferRequest, InferResponse, ModelMetadata
 from upwell.shared.routing.estimators.token_bucket import Refill
 from upwell.shared.units import SIZE_UNIT_PATTERN, parse_bytes, parse_count, parse_rate, rate_schema
+from upwell.shared.value_classes import value_class
 
 if TYPE_CHECKING:  # a client, and an agent by itself, does without it
     import grpc
@@ -103,7 +104,7 @@ _IPV6_NETWORK_BITS = 64
 _KEYS_KEPT = 4096
 
 
-@dataclass(frozen=True)
+@value_class
 class Grant:
     """What a caller may do: the models it may use (globs; None: all), whether it may load and unload them, its limits.
 
@@ -126,7 +127,7 @@ class Grant:
         return self._pattern is None or self._pattern.match(model) is not None
 
 
-@dataclass(frozen=True)
+@value_class
 class Caller:
     """One caller of a server that has a `tokens.yaml`. `key` is unique among tokens and certificates.
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from types import MappingProxyType
@@ -52,6 +51,7 @@ from upwell.shared.oip.codec.tensor_messages import (
 )
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, Parameter, ServerMetadata
 from upwell.shared.tensors import DTYPES, Array, TensorSpec, oip_datatype
+from upwell.shared.value_classes import value_class
 
 _REMEMBERED = 512
 _ID = pb.ModelInferRequest.ID_FIELD_NUMBER
@@ -60,7 +60,7 @@ _RAW_OUTPUTS = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
 _DOUBLE = struct.Struct("<d")
 
 
-@dataclass(frozen=True)
+@value_class
 class _Input:
     name: str
     dtype: np.dtype[Any]
@@ -68,7 +68,7 @@ class _Input:
     size_bytes: int
 
 
-@dataclass(frozen=True)
+@value_class
 class _Layout:
     """A request without its ID and raw contents. All inputs have raw contents, whose size follows from the shape."""
 
@@ -79,7 +79,7 @@ class _Layout:
     parameters: Mapping[str, Parameter]
 
 
-@dataclass(frozen=True)
+@value_class
 class _Frame:
     """All bytes of a message but its ID and raw contents, and the positions of those.
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from upwell.shared.quick_values import quick
 from upwell.shared.routing.decide.router_state import RouterState, Signals
 from upwell.shared.routing.estimators.run_and_answer_times import FRESH_S
+from upwell.shared.value_classes import value_class
 
 LONG_SILENCE_S = 10.0
 
 
-@quick
-@dataclass(frozen=True, slots=True)
+@value_class
 class EdgeTime:
     """The predicted time on the device for this request, behind the runs that it already owes, which count as alike.
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import tzinfo
 from typing import NamedTuple
 
-from upwell.shared.quick_values import quick
 from upwell.shared.routing.decide.edge_time import EdgeTime, preparation_s
 from upwell.shared.routing.decide.router_state import LINK, RouterState, Signals, SplitRoute
 from upwell.shared.routing.estimators.budget_ledger import Draw
@@ -20,6 +19,7 @@ from upwell.shared.routing.policy.compiled_policy import Verdict
 from upwell.shared.routing.policy.request_facts import RowFacts
 from upwell.shared.routing.policy.settings import Limit, LowerQuality, Prices
 from upwell.shared.routing.reasons import Reason
+from upwell.shared.value_classes import value_class
 
 MARGIN = 0.1
 """Under `objective: latency`, the share by which the other side must be faster to be chosen, which avoids flapping."""
@@ -35,8 +35,7 @@ RETURN_MARGIN = 0.05
 """After a candidate was too slow, the next one must be predicted to leave this share of its time unused."""
 
 
-@quick
-@dataclass(frozen=True, slots=True)
+@value_class
 class OffloadCase:
     """One request at one moment: facts, policy, deadline, and in `edge` the predicted time on the device. `quality` is
     that of its pictures on the uplink, None for the one in model.yaml."""
@@ -74,7 +73,7 @@ class Prediction(NamedTuple):
 UNKNOWN = Prediction()
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class OffloadOption:
     """Whether a set of rows may be offloaded, by `split_route`: the obstacle, or None and what it takes.
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from operator import attrgetter
 from typing import Any, TypeAlias
 
-from upwell.shared.quick_values import quick
 from upwell.shared.routing.estimators.audit_alarm import AuditAlarm
 from upwell.shared.routing.estimators.budget_ledger import BudgetLedger, Draw
 from upwell.shared.routing.estimators.circuit_breaker import Breaker
@@ -26,26 +25,25 @@ from upwell.shared.routing.policy.compiled_policy import RequestFacts, Verdict
 from upwell.shared.routing.policy.settings import LowerQuality
 from upwell.shared.routing.reasons import DEGRADED, Plan, Reason
 from upwell.shared.routing.scheduling.send_queue import SendQueue
+from upwell.shared.value_classes import value_class
 
 LINK = ""
 """Key of the breaker for the link as a whole; the others are keyed by model name."""
 
 
-@quick
-@dataclass(frozen=True, slots=True)
+@value_class
 class LinkState:
     """What is learnt of the way to the cloud over one network interface; the fields are those of `RouterState`."""
 
-    link: LinkEstimate = LinkEstimate()  # noqa: RUF009  an immutable value, shared on purpose
-    backlog: Backlog = Backlog()  # noqa: RUF009  likewise
-    queue: SendQueue = SendQueue()  # noqa: RUF009  likewise
+    link: LinkEstimate = LinkEstimate()
+    backlog: Backlog = Backlog()
+    queue: SendQueue = SendQueue()
     breakers: Mapping[str, Breaker] = field(default_factory=dict)
     answers: Mapping[str, AnswerTimes] = field(default_factory=dict)
     last_side: Mapping[str, bool] = field(default_factory=dict)
 
 
-@quick
-@dataclass(frozen=True, slots=True)
+@value_class
 class RouterState:
     """Everything learnt so far; immutable, so that a decision sees one consistent state.
 
@@ -61,9 +59,9 @@ class RouterState:
     called `interface`, and `others` are those of the rest, in order of preference.
     """
 
-    link: LinkEstimate = LinkEstimate()  # noqa: RUF009  an immutable value, shared on purpose
-    backlog: Backlog = Backlog()  # noqa: RUF009  likewise
-    queue: SendQueue = SendQueue()  # noqa: RUF009  likewise
+    link: LinkEstimate = LinkEstimate()
+    backlog: Backlog = Backlog()
+    queue: SendQueue = SendQueue()
     edge: Mapping[str, RunTimes] = field(default_factory=dict)
     cloud: Mapping[str, RunTimes] = field(default_factory=dict)
     answers: Mapping[str, AnswerTimes] = field(default_factory=dict)
@@ -71,14 +69,14 @@ class RouterState:
     breakers: Mapping[str, Breaker] = field(default_factory=dict)
     last_side: Mapping[str, bool] = field(default_factory=dict)
     hedges: Mapping[str, TokenBucket] = field(default_factory=dict)
-    budgets: BudgetLedger = BudgetLedger()  # noqa: RUF009  likewise
+    budgets: BudgetLedger = BudgetLedger()
     shares: Mapping[str, ShareController] = field(default_factory=dict)
     audits: Mapping[str, AuditAlarm] = field(default_factory=dict)
     last_split_route: Mapping[str, str] = field(default_factory=dict)
     backoff_until: Mapping[str, float] = field(default_factory=dict)
     allowances: Mapping[str, Allowance] = field(default_factory=dict)
     bid_prices: Mapping[tuple[str, Measure], BidPrice] = field(default_factory=dict)
-    overruns: Overruns = Overruns()  # noqa: RUF009  likewise
+    overruns: Overruns = Overruns()
     preparation: Mapping[str, PreparationTimes] = field(default_factory=dict)
     interface: str = ""
     others: Mapping[str, LinkState] = field(default_factory=dict)
@@ -118,8 +116,7 @@ def _link_fields(state: LinkState | RouterState) -> dict[str, Any]:
     return {one.name: getattr(state, one.name) for one in fields(LinkState)}
 
 
-@quick
-@dataclass(frozen=True, slots=True)
+@value_class
 class SplitRoute:
     """A route for a split model: a cut whose head is ready on the device.
 
@@ -133,8 +130,7 @@ class SplitRoute:
     tail_s: float = math.nan
 
 
-@quick
-@dataclass(frozen=True, slots=True)
+@value_class
 class Signals:
     """One request as the router sees it.
 
@@ -172,8 +168,7 @@ class Signals:
         return self.has_cloud or bool(self.split_routes)
 
 
-@quick
-@dataclass(frozen=True, slots=True)
+@value_class
 class Decision:
     """What to do now. Immutable; `Router.acquire` takes what it needs exclusively if `needs_acquire`.
 
@@ -238,8 +233,7 @@ class Decision:
         return bool(self.kept_rows) and self.obstacle in DEGRADED
 
 
-@quick
-@dataclass(frozen=True, slots=True)
+@value_class
 class EdgeRan:
     """The device ran a model on `rows` rows in `duration_s` seconds."""
 
@@ -248,7 +242,7 @@ class EdgeRan:
     duration_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class PicturesPrepared:
     """The device decoded and resized the pictures of a request to this model in `duration_s` seconds."""
 
@@ -257,7 +251,7 @@ class PicturesPrepared:
     duration_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Scored:
     """The edge scored rows: their `hardness` under the settings `scope`, and how many of `rows` were candidates before
     that (large ones). The controller of `cloud_share` learns from this."""
@@ -269,7 +263,7 @@ class Scored:
     hardness: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Audited:
     """The cloud was asked about a case that the edge had kept under the settings `scope`."""
 
@@ -278,7 +272,7 @@ class Audited:
     disagreed: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class CloudSent:
     """A message of `sent_bytes` bytes began to leave for the cloud. Every call ends with exactly one of
     `CloudAnswered`, `CloudCallFailed` and `CloudDropped` with the same `call` (any name not in use); a message that
@@ -296,7 +290,7 @@ class CloudSent:
     interface: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class CloudAnswered:
     """The cloud answered. `server_s` is its own queue and compute time, None if not reported.
 
@@ -316,7 +310,7 @@ class CloudAnswered:
     interface: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class CloudCallFailed:
     """The cloud was asked and gave no usable answer in time. `probes` are those of the decision.
 
@@ -334,7 +328,7 @@ class CloudCallFailed:
     interface: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class GaveUp:
     """A request with an edge answer at hand waited for the cloud until the end; `overrun_s` later its answer was
     complete."""
@@ -342,7 +336,7 @@ class GaveUp:
     overrun_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class CloudHeld:
     """The cloud refused a request of the model and said when to come back: `retry_after_s` from now at the earliest.
 
@@ -353,7 +347,7 @@ class CloudHeld:
     retry_after_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class CloudDropped:
     """The call was cancelled before anything could be learnt from it. `probes` are those of the decision.
 
@@ -367,7 +361,7 @@ class CloudDropped:
     interface: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class CloudMoved:
     """Calls go to another endpoint, or over another network, from now on: what was learnt of the link is void, and so
     is the former endpoint's pause."""
@@ -376,7 +370,7 @@ class CloudMoved:
     interface: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class LinkProbed:
     """An empty call to the service took `total_s`: a sample of the round trip."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from upwell.shared.routing.calibration.binomial import interval
 from upwell.shared.routing.estimators.anytime_bets import bet
 from upwell.shared.routing.policy.settings import HardSettings
+from upwell.shared.value_classes import value_class
 
 _CONFIDENCE = 0.95
 _EPOCH = 2000
@@ -15,7 +16,7 @@ _ODDS = (1.5, 2.5, 5.0)
 _MEMORY_ROWS = 1000
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class AuditAlarm:
     """How often the cloud disagrees with kept answers, and whether that breaks the promised risk. Immutable.
 

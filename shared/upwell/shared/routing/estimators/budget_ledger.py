@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime, timedelta, timezone, tzinfo
 from typing import ClassVar, NamedTuple
 
 from upwell.shared.routing.policy.settings import Limit, Period
+from upwell.shared.value_classes import value_class
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Draw:
     """An amount drawn from a budget; `wall_time_s` (Unix time) decides the period."""
 
@@ -28,7 +29,7 @@ class Window(NamedTuple):
     spent: float
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class BudgetLedger:
     """The amounts spent of each budget, by calendar period. Immutable; the wall clock is an argument.
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import ClassVar
+
+from upwell.shared.value_classes import value_class
 
 
 class BreakerVerdict(Enum):
@@ -17,7 +19,7 @@ class BreakerVerdict(Enum):
     REFUSE = "refuse"
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Breaker:
     """Closed, open or half open (Nygard, "Release It!", ch. 5), as a value with time as an argument.
 

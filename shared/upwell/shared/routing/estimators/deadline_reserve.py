@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
+
+from upwell.shared.value_classes import value_class
 
 LEAST_S = 0.002
 """What is kept back at the least."""
@@ -17,7 +19,7 @@ def reserve_s(available_s: float) -> float:
     return min(0.025, max(LEAST_S, available_s * 0.1))
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Overruns:
     """How long after the end of the wait for the cloud answers were complete, in seconds; an immutable value.
 

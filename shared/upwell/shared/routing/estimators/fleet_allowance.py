@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from upwell.shared.routing.estimators.offload_share import ShareController
 from upwell.shared.routing.hardness import RISING
 from upwell.shared.routing.policy.settings import HardSettings
+from upwell.shared.value_classes import value_class
 
 BURST_ROWS = 64.0
 """Number of rows that may be offloaded beyond the share before the following ones must wait."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Allowance:
     """Limits offloading to the share `share` of a model's rows, the hardest of them. Immutable.
 

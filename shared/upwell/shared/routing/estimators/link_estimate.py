@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
 from upwell.shared.routing.estimators.uplink_rate import RateBelief
+from upwell.shared.value_classes import value_class
 
 FRESH_S = 1.0
 FADE_S = 2.0
@@ -44,7 +45,7 @@ class LinkSample(NamedTuple):
     is_bound: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class LinkEstimate:
     """Round trip and inverse bandwidth, up and down, and the errors of past predictions.
 
@@ -86,7 +87,7 @@ class LinkEstimate:
     errors: tuple[float, ...] = _PRIOR
     ordered_errors: tuple[float, ...] = _PRIOR
     last_at_s: float = -math.inf
-    rates: RateBelief = RateBelief()  # noqa: RUF009  an immutable value, shared on purpose
+    rates: RateBelief = RateBelief()
 
     @property
     def is_known(self) -> bool:

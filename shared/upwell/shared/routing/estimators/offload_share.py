@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from upwell.shared.routing.hardness import RISING, Measure
 from upwell.shared.routing.policy.settings import HardSettings
+from upwell.shared.value_classes import value_class
 
 _GAIN = 0.015
 _WINDOW = 250
@@ -16,7 +17,7 @@ _ENOUGH = 20
 _SLACK = 0.1
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class ShareController:
     """Moves the hardness threshold so that in the long run the share `target` of all rows is offloaded. Immutable.
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
-from upwell.shared.quick_values import quick
 from upwell.shared.routing.estimators.run_and_answer_times import FRESH_S, LatencyWindow
+from upwell.shared.value_classes import value_class
 
 LEAST_PIXELS = 1 << 18
 """Requests with fewer pixels are not estimated apart: their preparation is short, and counts as part of the run."""
@@ -15,8 +15,7 @@ BELIEVED_S = 10.0
 """For so long per sample the fastest one is believed."""
 
 
-@quick
-@dataclass(frozen=True, slots=True)
+@value_class
 class EncodedPictures:
     """The encoded pictures of a request: their format (several are joined by `+`) and pixels, by their headers."""
 
@@ -24,8 +23,7 @@ class EncodedPictures:
     pixels: int
 
 
-@quick
-@dataclass(frozen=True, slots=True)
+@value_class
 class PreparationTimes:
     """Durations of preparation by format and size class (pixels, a power of two), each scaled to its class.
 

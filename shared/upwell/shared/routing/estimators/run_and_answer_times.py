@@ -10,10 +10,10 @@ import math
 from array import array
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from upwell.shared.quick_values import quick
+from upwell.shared.value_classes import value_class
 
 if TYPE_CHECKING:
     Samples = array[float]
@@ -27,8 +27,7 @@ def _no_samples() -> Samples:
     return array("d")
 
 
-@quick
-@dataclass(frozen=True, slots=True)
+@value_class
 class LatencyWindow:
     """Empirical quantiles (by rank) of the last `WINDOW` durations in seconds, and a recent value.
 
@@ -89,8 +88,7 @@ def _bucket(rows: int) -> int:
     return 1 << max(0, rows - 1).bit_length()
 
 
-@quick
-@dataclass(frozen=True, slots=True)
+@value_class
 class RunTimes:
     """Durations of model runs by number of rows, with a window for each bucket of rows (1, 2, 4, 8, ...)."""
 
@@ -126,7 +124,7 @@ class RunTimes:
         return self.windows[nearest].scaled(max(1.0, bucket / nearest))
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class AnswerTimes:
     """Quantiles of the last `WINDOW` times from sending to answer, in seconds, for hedging.
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
-from upwell.shared.quick_values import quick
+from upwell.shared.value_classes import value_class
 
 
-@dataclass(frozen=True)
+@value_class
 class Refill:
     """The refill of a bucket: `per_s` (requests or bytes per second), up to `most`."""
 
@@ -16,8 +15,7 @@ class Refill:
     most: float
 
 
-@quick
-@dataclass(frozen=True, slots=True)
+@value_class
 class TokenBucket:
     """A token bucket (ITU-T I.371's leaky bucket as a meter, inverted); full by default.
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
+from upwell.shared.value_classes import value_class
 
-@dataclass(frozen=True, slots=True)
+
+@value_class
 class InFlight:
     """One message in flight. `hoped_s` is the predicted time of the whole call when it was sent, `expected_s` the same
     without fading (NaN if unknown), `server_s` the cloud's own part. `has_left`: a later one was answered, so it has
@@ -41,7 +43,7 @@ class _Place(NamedTuple):
     ends_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Backlog:
     """A virtual first-in-first-out queue before the link, as a value with time as an argument (Lindley's recursion,
     1952, doi 10.1017/S0305004100027638).

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from upwell.shared.routing.estimators.uplink_rate import RateBelief
 from upwell.shared.routing.hardness import RISING, Measure
+from upwell.shared.value_classes import value_class
 
 MIDDLING = 0.25
 """The gain of a row of median rank."""
@@ -33,7 +34,7 @@ class LinkMoment(NamedTuple):
     rtt_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class BidPrice:
     """The last `WINDOW` candidates for the cloud, and the price of the link that follows from them. Immutable.
 

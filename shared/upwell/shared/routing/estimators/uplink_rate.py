@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from upwell.shared.value_classes import value_class
 
 _Array: TypeAlias = npt.NDArray[np.float64]
 
@@ -38,7 +39,7 @@ class Chance(NamedTuple):
     occupied_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class RateBelief:
     """The probability of each possible rate of the link, updated by Bayes' rule; an immutable value.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from upwell.shared.routing.decide.router_state import (
     CloudAnswered,
@@ -28,6 +28,7 @@ from upwell.shared.routing.flow.flow_actions import (
 )
 from upwell.shared.routing.reasons import Reason
 from upwell.shared.routing.scheduling.send_queue import QueuedMessage
+from upwell.shared.value_classes import value_class
 
 HOPELESS = frozenset({Reason.CLOUD_INVALID_ARGUMENT})
 """Failures caused by the request itself, for which a retry cannot help."""
@@ -45,7 +46,7 @@ class Clock:
     now_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class LinkWait:
     """How long a message waited for the link, and the number and size of the messages before it."""
 

@@ -6,30 +6,27 @@ Each action says what the driver sends back for it; an `UpwellError` is passed t
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from upwell.shared.quick_values import quick
 from upwell.shared.routing.decide.router_state import Decision, Outcome, RouterState, Signals, SplitRoute
 from upwell.shared.routing.decide.send_turn import Turn
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.routing.reasons import Reason
 from upwell.shared.routing.scheduling.send_queue import QueuedMessage
+from upwell.shared.value_classes import value_class
 
 T = TypeVar("T")
 Rows: TypeAlias = tuple[int, ...]
 
 
-@quick
-@dataclass(frozen=True, slots=True)
+@value_class
 class Admit:
     """Admit the request to the device. Returns the number of runs before it. Raises `Refused`."""
 
     decision: Decision
 
 
-@quick
-@dataclass(frozen=True, slots=True)
+@value_class
 class RunEdge:
     """Run the model on the device for these rows. `is_owed`: it stands in for the cloud, so it is never refused.
 
@@ -41,7 +38,7 @@ class RunEdge:
     is_owed: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class RunHead:
     """Run the head of a split model for the rows of `decision`. Returns the run's time in seconds; raises likewise."""
 
@@ -49,8 +46,7 @@ class RunHead:
     decision: Decision
 
 
-@quick
-@dataclass(frozen=True, slots=True)
+@value_class
 class Score:
     """Measure the hardness of these rows, which the device has answered. Returns one number each; None if
     impossible."""
@@ -59,7 +55,7 @@ class Score:
     hard: HardSettings
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Encode:
     """Make the message with the rows of the attempt of that number. Returns its size in bytes. Raises
     `InvalidRequest`."""
@@ -67,7 +63,7 @@ class Encode:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Send:
     """Send the message of an attempt as the call of that name, under the policy in force at this moment.
 
@@ -82,7 +78,7 @@ class Send:
     apart_from: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class JoinQueue:
     """Put a message into the queue before the link. From then on `Wait` also ends when its turn may have come; the
     outcome of its call removes it."""
@@ -90,29 +86,28 @@ class JoinQueue:
     message: QueuedMessage
 
 
-@quick
-@dataclass(frozen=True, slots=True)
+@value_class
 class Wait:
     """Wait until a call ends or until a time, which may have passed. Returns a list of `CallEnded`."""
 
     until_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class GiveUp:
     """Cancel a late call. Returns its `CallEnded`."""
 
     call: str
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Cancel:
     """Cancel a call whose answer is no longer needed, which says nothing about the cloud."""
 
     call: str
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Reserve:
     """Reserve a slot of the device for a run that may have to stand in for the cloud. Returns its start time."""
 
@@ -120,7 +115,7 @@ class Reserve:
     end_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Release:
     """Release the slot."""
 
@@ -164,7 +159,7 @@ class CloudReplyFacts(Protocol):
         """The gateway's reason, if it is a known one."""
 
 
-@dataclass(frozen=True)
+@value_class
 class CloudFailure:
     """No answer, with the reason; `detail` is the other side's text.
 
@@ -178,7 +173,7 @@ class CloudFailure:
     is_unsent: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class MessageSent:
     """A message is on its way. `sent_bytes` is its true size; 0 if the call could not begin, and so ends at once.
 
@@ -189,7 +184,7 @@ class MessageSent:
     frees_link: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class CallEnded:
     """A call has ended at `ended_s`, `elapsed_s` after it was sent.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone, tzinfo
 from types import MappingProxyType
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from upwell.shared.routing.policy.request_facts import RequestFacts, RowFacts
 from upwell.shared.routing.policy.rule_keys import Rule, hours_minutes
 from upwell.shared.routing.policy.settings import ModelPair, Settings
 from upwell.shared.routing.reasons import Reason
+from upwell.shared.value_classes import value_class
 
 __all__ = ("CompiledPolicy", "Finding", "RequestFacts", "RowFacts", "Verdict")
 
@@ -21,7 +22,7 @@ NO_IDENTITIES: Mapping[str, ModelPair] = MappingProxyType({})
 _NOTHING_KNOWN = RowFacts()
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Verdict:
     """The policy's verdict on one request, before link and load are considered.
 
@@ -46,7 +47,7 @@ class Verdict:
         return Reason.EGRESS_DENIED if self.egress_rule else None
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Finding:
     """The result of one rule: `missed` names the first key that did not hold, "" if the rule matches.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -15,6 +15,7 @@ from upwell.shared.routing.policy.policy_keys import SettingsPatch
 from upwell.shared.routing.policy.rule_keys import Rule
 from upwell.shared.routing.policy.settings import ModelPair
 from upwell.shared.routing.policy.settings_resolution import ON_DRIFT, Layers, Level, Resolved, resolve
+from upwell.shared.value_classes import value_class
 
 MAX_COMBINATIONS = 10_000
 """Maximum number of models times rules with `set`: the settings of each pair are computed when the policy is loaded."""
@@ -24,7 +25,7 @@ _DRIFTED = ModelPair(has_drifted=True)
 M = TypeVar("M", bound=BaseModel)
 
 
-@dataclass(frozen=True)
+@value_class
 class Parts:
     """The parts of a policy by their places in the file; wrong parts are left out.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Literal, TypeAlias
 
@@ -28,6 +27,7 @@ from upwell.shared.units import (
     parse_share,
     rate_schema,
 )
+from upwell.shared.value_classes import value_class
 
 
 class Section(BaseModel):
@@ -150,7 +150,7 @@ class Hedge(Section):
     at_most: Share = Field(0.05, description="The share of requests sent twice.")
 
 
-@dataclass(frozen=True)
+@value_class
 class Rate:
     """So much in each period."""
 

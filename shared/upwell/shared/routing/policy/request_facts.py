@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from upwell.shared.quick_values import quick
+from upwell.shared.value_classes import value_class
 
 
-@quick
-@dataclass(frozen=True, slots=True)
+@value_class
 class RequestFacts:
     """The request. `wall_time_s` is Unix time; `size_bytes` the largest row's size on the wire."""
 
@@ -20,7 +18,7 @@ class RequestFacts:
     wall_time_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class RowFacts:
     """Facts besides the request; NaN if nothing recent is known.
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 from upwell.shared.routing.hardness import UNCALIBRATED, LogitFit, Measure
 from upwell.shared.routing.reasons import CLOUD_FAILURES, Reason
+from upwell.shared.value_classes import value_class
 
 Objective: TypeAlias = Literal["accuracy", "latency", "energy", "cost"]
 Action: TypeAlias = Literal["edge", "error", "spool", "retry"]
@@ -25,7 +26,7 @@ def all_edge() -> Mapping[Reason, Action]:
     return dict.fromkeys(CLOUD_FAILURES, "edge")
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class LowerQuality:
     """A lower picture quality than model.yaml's: its bytes relative to that one, and the share of the cloud's answers
     that stay the same."""
@@ -35,7 +36,7 @@ class LowerQuality:
     agreement: float
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class HardSettings:
     """When a row is hard.
 
@@ -82,7 +83,7 @@ class HardSettings:
         return not self.misfit
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class HedgeSettings:
     """A hedge after `after_s` or, if that is NaN, after the quantile `after_quantile` of the cloud's times.
 
@@ -94,7 +95,7 @@ class HedgeSettings:
     after_s: float = math.nan
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Limit:
     """At most `amount` of `quantity` (requests, bytes, money) in each `period`, shared by all models with the same
     `key`.
@@ -109,7 +110,7 @@ class Limit:
     billing_day: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Prices:
     """What the cloud costs, in one currency of the user's: per 10⁹ bytes sent up, and per request.
 
@@ -129,7 +130,7 @@ class Prices:
         return sent_bytes * self.uplink_gb / 1e9 + self.cloud_request
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Energy:
     """The device's energy: joules per row on its accelerator, and per byte sent."""
 
@@ -137,7 +138,7 @@ class Energy:
     uplink_byte_j: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class SourceLimits:
     """A stream: requests with the same value of the tag `tag`. `rate_per_s` is infinite if not written."""
 
@@ -146,7 +147,7 @@ class SourceLimits:
     rate_per_s: float = math.inf
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class CollectSettings:
     """Which rows are kept as cases, and how many. `near` and `novel` are 0 if off.
 
@@ -168,7 +169,7 @@ class CollectSettings:
     max_age_s: float = 30 * 86400.0
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class ModelPair:
     """The models for which a calibration was made, "" if unknown; and whether the model's rows have drifted."""
 
@@ -178,7 +179,7 @@ class ModelPair:
     has_drifted: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Settings:
     """The policy's settings for one request.
 

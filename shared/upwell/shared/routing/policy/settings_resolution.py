@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeAlias, get_args
 
 from pydantic import BaseModel
@@ -30,6 +30,7 @@ from upwell.shared.routing.policy.settings import (
 )
 from upwell.shared.routing.reasons import Reason
 from upwell.shared.units import parse_seconds
+from upwell.shared.value_classes import value_class
 
 Key: TypeAlias = tuple[str, ...]
 """The path of a setting: ("deadline",), or ("hard", "below") in a section."""
@@ -55,7 +56,7 @@ _SECTIONS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@value_class
 class Level:
     """A level that writes settings: its place in the file, its name, and its keys."""
 
@@ -145,7 +146,7 @@ class Layers:
             del self._table[key]
 
 
-@dataclass(frozen=True)
+@value_class
 class Resolved:
     """The settings; the level that wrote each key; and by place in the file the keys that are wrong or have no
     effect."""

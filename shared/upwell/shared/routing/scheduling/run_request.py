@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
-from upwell.shared.quick_values import quick
 from upwell.shared.routing.decide.edge_time import LONG_SILENCE_S
 from upwell.shared.routing.estimators.run_and_answer_times import FRESH_S, RunTimes
 from upwell.shared.routing.policy.settings import RANKS, Priority
+from upwell.shared.value_classes import value_class
 
 MOST_SPREAD = 0.5
 """Maximum share by which a slow run counts as longer than a usual one: one outlier in 64 runs must not halve the
@@ -20,8 +20,7 @@ LEAST_SPREAD = 0.1
 """Minimum share by which it counts as longer, since a few equal runs prove little."""
 
 
-@quick
-@dataclass(frozen=True, slots=True)
+@value_class
 class RunRequest:
     """What one request needs of the device.
 

@@ -18,10 +18,10 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from upwell.shared.routing.scheduling.run_request import RunRequest
+from upwell.shared.value_classes import value_class
 
 
 class Job(Protocol):
@@ -44,7 +44,7 @@ J = TypeVar("J", bound=Job)
 _ROUNDING_S = 1e-9  # a run that fills its slot exactly is in time, despite rounding
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class ScheduledRun:
     """A server of the device is usually free at `at_s`, or `spread_s` later in a bad case."""
 

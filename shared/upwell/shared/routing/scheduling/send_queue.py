@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right, insort
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from upwell.shared.value_classes import value_class
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class QueuedMessage:
     """A message of `rows` rows that has not been sent, with the name of its call.
 
@@ -31,7 +33,7 @@ class QueuedMessage:
         return -self.gain / max(1, self.size_bytes), self.give_up_s
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class SendQueue:
     """The sender's queue of one uplink, in the order in which messages may go.
 

@@ -1,9 +1,10 @@
-"""What is quick to make behaves as the dataclass that it was."""
+"""What is quick to make behaves as a frozen dataclass does."""
 
 from __future__ import annotations
 
 import copy
 import inspect
+import math
 import pickle
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
@@ -11,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from upwell.shared.quick_values import quick
+from upwell.shared.value_classes import quick, value_class
 
 
-@quick
-@dataclass(frozen=True, slots=True)
+@value_class
 class Slotted:
     """With each kind of default."""
 
@@ -34,8 +34,32 @@ class Frozen:
     size: float = 1.0
 
 
+@value_class
+class Point:
+    """With a field that is neither compared nor shown, and one that callers do not give."""
+
+    x: float
+    note: str = field(default="", compare=False, repr=False)
+    double: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "double", 2 * self.x)
+
+
+@value_class
+class Scale:
+    """With one field."""
+
+    factor: float
+
+
+@value_class
+class Nothing:
+    """With no field."""
+
+
 @pytest.mark.parametrize("kind", [Slotted, Frozen])
-def test_it_is_made_compared_shown_and_copied_as_before(kind: Any) -> None:
+def test_it_is_made_compared_shown_and_copied_as_a_frozen_dataclass(kind: Any) -> None:
     one = kind("a", size=2.0)
     assert (one.name, one.facts, one.size) == ("a", {}, 2.0)
     assert one.facts is not kind("b").facts
@@ -53,11 +77,32 @@ def test_what_does_not_fit_is_an_error(kind: Any) -> None:
             kind(*values, **named)
 
 
-def test_without_slots_it_stays_frozen() -> None:
+def test_a_value_is_hashed_by_what_it_is_compared_by() -> None:
+    one = Point(1.0, note="one")
+    assert one == Point(1.0, note="other") != Point(2.0)
+    assert {one: "there"}[Point(1.0)] == "there"
+    assert repr(one) == "Point(x=1.0, double=2.0)"
+    with pytest.raises(TypeError):
+        hash(Slotted("a"))
+
+
+def test_a_value_of_one_field_or_none_is_compared_as_a_tuple_of_them_is() -> None:
+    assert Scale(math.nan) == Scale(math.nan) != Scale(1.0)
+    assert hash(Scale(1.0)) == hash(Scale(1.0))
+    assert Nothing() == Nothing()
+    assert repr(Nothing()) == "Nothing()"
+
+
+@pytest.mark.parametrize("other", [Frozen("a"), ("a", {}, 1.0)])
+def test_a_value_differs_from_one_of_another_class(other: object) -> None:
+    assert Slotted("a") != other
+
+
+def test_what_callers_are_given_stays_frozen() -> None:
     with pytest.raises(FrozenInstanceError):
         Frozen("a").name = "b"  # type: ignore[misc]  # that is the point
 
 
-def test_with_slots_nothing_can_be_added() -> None:
+def test_nothing_can_be_added_to_a_value() -> None:
     with pytest.raises(AttributeError):
         Slotted("a").other = 1  # type: ignore[attr-defined]  # that is the point

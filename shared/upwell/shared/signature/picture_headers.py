@@ -1,0 +1,148 @@
+"""What is known of pictures before they are decoded: their format and size, and how many pixels are in work."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from upwell.shared.errors import InvalidRequest
+from upwell.shared.tensors import Array
+
+if TYPE_CHECKING:
+    from upwell.shared.signature.signature import Signature
+
+DEFAULT_MAX_PIXELS = 64_000_000
+"""Maximum total pixels of the pictures of one request."""
+
+_FORMS: Mapping[bytes, Literal["jpeg", "png", "webp"]] = MappingProxyType(
+    {b"\xff\xd8\xff": "jpeg", b"\x89PNG\r\n\x1a\n": "png", b"RIFF": "webp"}
+)
+"""How a file of each format begins."""
+
+_NO_FRAMES = (0xFFC4, 0xFFC8, 0xFFCC)
+MAX_SEGMENTS = 1000
+
+AT_ONCE = 2 * DEFAULT_MAX_PIXELS
+"""Limit on pixels in work at once; a pixel takes up to twelve bytes: decoded, copied and scaled."""
+
+_SMALL = 1 << 18
+"""Requests with fewer pixels never wait, since they take only a few megabytes per thread."""
+
+
+def form_of(data: bytes) -> Literal["jpeg", "png", "webp"] | None:
+    """The format of an encoded picture, by its first bytes; None if it is another."""
+    return next((form for start, form in _FORMS.items() if data.startswith(start)), None)
+
+
+def header_size(data: bytes) -> tuple[int, int]:
+    """(width, height) of an encoded picture as stored, from its first bytes; 0 if unknown."""
+    try:
+        if data.startswith(b"\xff\xd8\xff"):
+            return _jpeg_size(data)
+        if data.startswith(b"\x89PNG\r\n\x1a\n"):
+            return png_size(data)
+        if data.startswith(b"RIFF"):
+            return webp_size(data)
+    except (InvalidRequest, struct.error):
+        pass
+    return 0, 0
+
+
+def header_pixels(data: bytes) -> int:
+    """The number of pixels according to the header; 0 if unknown."""
+    width, height = header_size(data)
+    return width * height
+
+
+def in_rgb(signature: Signature, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+    """The inputs with pixels in RGB order, whatever order the signature has."""
+    turned = {
+        one.name: np.ascontiguousarray(inputs[one.name][..., ::-1])
+        for one in signature.inputs
+        if one.is_bgr and inputs[one.name].dtype == np.uint8 and inputs[one.name].shape[-1] == 3
+    }
+    return {**inputs, **turned} if turned else inputs
+
+
+def _jpeg_size(data: bytes) -> tuple[int, int]:
+    """The size in the first frame header (ITU-T T.81, B.2.2); only segments with a length come before it."""
+    at = 2
+    for _ in range(MAX_SEGMENTS):
+        marker, length = struct.unpack_from(">HH", data, at)
+        if 0xFFC0 <= marker <= 0xFFCF and marker not in _NO_FRAMES:
+            height, width = struct.unpack_from(">HH", data, at + 5)
+            return width, height
+        at += 2 + length
+    return 0, 0
+
+
+def png_size(data: bytes) -> tuple[int, int]:
+    """The size in IHDR, which must come first (PNG, 5.6)."""
+    if data[12:16] != b"IHDR" or len(data) < 24:
+        raise InvalidRequest("the picture is damaged and cannot be decoded: a PNG without a header")
+    width, height = struct.unpack(">II", data[16:24])
+    return width, height
+
+
+def webp_size(data: bytes) -> tuple[int, int]:
+    """The size in the first chunk (WebP container specification, RFC 9649): libwebp allocates memory when opening."""
+    kind, body = data[12:16], data[20:30]
+    if len(body) == 10 and kind == b"VP8X":
+        return 1 + int.from_bytes(body[4:7], "little"), 1 + int.from_bytes(body[7:10], "little")
+    if len(body) == 10 and kind == b"VP8L":
+        bits = int.from_bytes(body[1:5], "little")
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    if len(body) == 10 and kind == b"VP8 ":
+        return int.from_bytes(body[6:8], "little") & 0x3FFF, int.from_bytes(body[8:10], "little") & 0x3FFF
+    raise InvalidRequest("the picture is damaged and cannot be decoded: a WebP without a header")
+
+
+class PixelBudget:
+    """Limits the pixels that are being processed to `at_once`; a larger piece runs alone. Thread-safe."""
+
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
+        self._held = 0
+        self._change = threading.Condition()
+
+    @contextmanager
+    def holding(self, pixels: int) -> Iterator[None]:
+        """Wait until there is room for that many pixels, and hold it for the block."""
+        if pixels < _SMALL:
+            yield
+            return
+        with self._change:
+            self._change.wait_for(lambda: self._held == 0 or self._held + pixels <= self._at_once)
+            self._held += pixels
+        try:
+            yield
+        finally:
+            with self._change:
+                self._held -= pixels
+                self._change.notify_all()
+
+
+BUDGET = PixelBudget(AT_ONCE)
+"""The limit of this process."""
+
+
+def encoded_pixels(inputs: Iterable[Array]) -> int:
+    """The number of pixels in the headers of the pictures among these tensors; other elements count as 0."""
+    return sum(map(header_pixels, _encoded(inputs)))
+
+
+def encoded_forms(inputs: Iterable[Array]) -> str:
+    """The formats of the pictures among these tensors, in order of name, joined by `+`."""
+    return "+".join(sorted({form for data in _encoded(inputs) if (form := form_of(data)) is not None}))
+
+
+def _encoded(inputs: Iterable[Array]) -> Iterator[bytes]:
+    for array in inputs:
+        if array.dtype == np.object_:
+            yield from (element for element in array.ravel().tolist() if isinstance(element, bytes))
