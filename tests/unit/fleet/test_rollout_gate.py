@@ -14,6 +14,8 @@ from upwell.fleet.rollout.rollout_state import (
     Halt,
     NextWave,
     OfferRelease,
+    Reached,
+    Reported,
     Rollout,
     RolloutPhase,
     Stage,
@@ -24,6 +26,7 @@ from upwell.fleet.rollout.state_machine import step
 from upwell.fleet.rollout.wave_gate import (
     DEFAULT_GATE,
     FALSE_HALT_LEVEL,
+    NO_COUNTS,
     NO_TALLY,
     SHARES,
     Bound,
@@ -248,6 +251,23 @@ def test_without_a_past_a_device_is_held_to_what_may_be_at_most() -> None:
     tally = add_treated(DEFAULT_GATE, {}, Counts(5), Counts(), Counts())["late"]
     assert (tally.expected, tally.allowed) == (0.10, 0.10)
     assert add_control({}, Counts(5), Counts(), Counts()) == {}
+
+
+def test_polls_without_counts_end_no_block() -> None:
+    """A device polls more often than it reports: else every block would hold one report alone."""
+    simulated = fleet(1, HEALTHY, devices=8)
+    simulated.waves = ("4", "100%")
+    rollout = simulated.begin()
+    while sum(one.stage is Stage.STARTED for one in rollout.members.values()) < 4:
+        rollout = simulated.minute(rollout)
+    runs = [name for name, one in rollout.members.items() if one.stage is Stage.STARTED]
+    number = rollout.waves[0].block.number
+    for name in (runs[0], runs[0], runs[1], runs[1]):
+        counted = Counts(5) if rollout.members[name].block != number else NO_COUNTS
+        rollout, _ = step(rollout, Reported(name, simulated.now_s, NEW, counted), simulated.now_s)
+        rollout, _ = step(rollout, Reached(), simulated.now_s)
+    assert rollout.waves[0].block.number == number
+    assert rollout.waves[0].block.treated["late"].reports == 2
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
