@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -357,6 +358,29 @@ def test_too_few_lines_or_of_one_kind_leave_a_measure_as_it_is_without_a_calibra
     assert fitted_chances(detected(40, 2, 0.4, 1.0), measure, 1.0) == uncalibrated(measure)
     right = [line(chances=(0.9,), edge_correct=True)] * 100
     assert fitted_chances(right, measure, 2.0) == uncalibrated(measure)._replace(temperature=2.0)
+
+
+def with_wrong(wrong: int, right: int, seed: int) -> list[LogLine]:
+    """So many of each kind, of chances that a temperature of 0.4 and a bias of 1 make true."""
+    made = detected(6000, seed, 0.4, 1.0)
+    kinds = ([one for one in made if one.edge_correct is kind] for kind in (False, True))
+    picked = [one for kind, count in zip(kinds, (wrong, right), strict=True) for one in kind[:count]]
+    return sorted(picked, key=lambda one: one.t_s)
+
+
+def test_too_few_wrong_answers_are_told_with_the_lines_that_would_do() -> None:
+    one = calibrated(with_wrong(6, 394, 1), SHARE)
+    assert one.hard.fit == UNCALIBRATED
+    (text,) = one.warnings
+    found = re.fullmatch(
+        r"no chances are fitted: 321 usable lines with (\d+) wrong answers, where it takes 50 with 16: "
+        r"about (\d+) lines of such a log",
+        text,
+    )
+    assert found is not None, text
+    assert int(found[2]) == math.ceil(400 * 16 / int(found[1]))
+    (text,) = calibrated(with_wrong(0, 400, 1), SHARE).warnings
+    assert text.endswith("with 0 wrong answers, where it takes 50 with 16")
 
 
 @pytest.mark.parametrize("seed", range(6))

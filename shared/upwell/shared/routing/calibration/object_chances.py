@@ -15,8 +15,10 @@ from upwell.shared.routing.calibration.logged_hardness import measured, objects_
 from upwell.shared.routing.hardness import RISING, UNCALIBRATED, LogitFit, Measure, uncalibrated
 from upwell.shared.routing.request_log_line import LogLine
 from upwell.shared.tensors import Array
+from upwell.shared.units import count_of
 
 _AT_LEAST_LINES = 50
+_AT_LEAST_OF_A_KIND = 16
 _AT_MOST_LINES = 2000
 _STIFFNESS = 1e-3
 _SLOPES = (0.05, 20.0)
@@ -42,14 +44,14 @@ def fitted_chances(lines: Sequence[LogLine], measure: Measure, before: float, *,
     `before`. From that, a family is preferred to the best one before it only if its fits on either half of the lines
     improve the likelihood on the other half and make the order of hardness no worse, in the sum (two-fold
     cross-validation), and better than chance: where the chances tell nothing, the likeliest fit makes all of them sure,
-    and few distinct values are left. With fewer than 50 usable lines none is tried, and with fewer than eight right or
-    wrong answers in each half none is taken, since their order is unknown.
+    and few distinct values are left. With too few lines (`why_unfitted`) none is tried: each half needs eight or so of
+    right and of wrong answers, with fewer of which their order is unknown.
     """
-    usable = [line for line in lines if line.chances is not None and line.edge_correct is not None][:_AT_MOST_LINES]
-    logged = _Logged.of(usable)
+    usable = _usable(lines)
     best = uncalibrated(measure)._replace(temperature=before)
-    if len(usable) < _AT_LEAST_LINES or logged.right.all() or not logged.right.any():
+    if why_unfitted(usable, len(usable)):
         return best
+    logged = _Logged.of(usable)
     halves = (_Logged.of(usable[::2]), _Logged.of(usable[1::2]))
     loss, order = _held_out(halves, (best, best), measure)
     wrong = int((~logged.right).sum())
@@ -60,6 +62,28 @@ def fitted_chances(lines: Sequence[LogLine], measure: Measure, before: float, *,
         if other_loss < loss and other_order >= order:
             loss, order, best = other_loss, other_order, _best(logged, before, family)
     return LogitFit(*(float(f"{value:.4g}") for value in best))
+
+
+def why_unfitted(lines: Sequence[LogLine], of: int) -> str:
+    """Why these lines are too few to fit the chances of objects, as a sentence; empty if they are enough.
+
+    `of` is the number of lines of the whole log, to say about how many of its kind would do.
+    """
+    usable = _usable(lines)
+    wrong = sum(not line.edge_correct for line in usable)
+    kind, rarer = ("wrong", wrong) if wrong <= len(usable) - wrong else ("right", len(usable) - wrong)
+    if len(usable) >= _AT_LEAST_LINES and rarer >= _AT_LEAST_OF_A_KIND:
+        return ""
+    there = f"{count_of(len(usable), 'usable line')} with {count_of(rarer, f'{kind} answer')}"
+    problem = f"no chances are fitted: {there}, where it takes {_AT_LEAST_LINES} with {_AT_LEAST_OF_A_KIND}"
+    if not rarer:
+        return problem
+    growth = max(_AT_LEAST_LINES / len(usable), _AT_LEAST_OF_A_KIND / rarer)
+    return f"{problem}: about {math.ceil(of * growth)} lines of such a log"
+
+
+def _usable(lines: Sequence[LogLine]) -> Sequence[LogLine]:
+    return [line for line in lines if line.chances is not None and line.edge_correct is not None][:_AT_MOST_LINES]
 
 
 @dataclass(frozen=True)

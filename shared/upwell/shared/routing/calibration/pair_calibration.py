@@ -18,7 +18,7 @@ from upwell.shared.routing.calibration.logged_hardness import (
     lacks_supports,
     measured,
 )
-from upwell.shared.routing.calibration.object_chances import fitted_chances
+from upwell.shared.routing.calibration.object_chances import fitted_chances, why_unfitted
 from upwell.shared.routing.calibration.threshold_choice import (
     CannotCalibrate,
     Found,
@@ -110,7 +110,8 @@ def calibration_of(
     place = np.modf(np.arange(1, len(lines) + 1) * _GOLDEN)[0]
     is_held_out = place < _HELD_OUT
     hard, is_for_temperature = _tempered(lines, hard, (place >= 1 - _FOR_TEMPERATURE) & ~is_held_out)
-    hard, is_for_chances = _moved(lines, hard, ~is_held_out if target.is_share else place >= 1 - _FOR_TEMPERATURE)
+    moves = ~is_held_out if target.is_share else place >= 1 - _FOR_TEMPERATURE
+    hard, is_for_chances = _moved(lines, hard, moves)
     sample = as_sample(lines, policy, hard, target)
     is_chosen_on = ~is_held_out if target.is_share else ~(is_held_out | is_for_temperature | is_for_chances)
     chosen_on, held_out = sample.where(is_chosen_on), sample.where(is_held_out)
@@ -134,7 +135,7 @@ def calibration_of(
         nothing_hard=found(chosen_on, _nothing_hard(chosen_on), target.confidence),
         sample=chosen_on,
         discrimination=worth,
-        warnings=(*worth.warnings(hard.measure), *_warnings(sample, target), *_not_moved(lines, hard.measure)),
+        warnings=(*worth.warnings(hard.measure), *_warnings(sample, target), *_not_moved(lines, hard.measure, moves)),
         qualities=quality_costs(lines),
     )
 
@@ -200,8 +201,12 @@ def _tempered(lines: Sequence[LogLine], hard: HardSettings, part: Array) -> tupl
     """`hard` with its temperature fitted on `part`, and that part; an empty part if there is nothing to fit."""
     if hard.measure not in TEMPERED or not all(line.logits for line in lines):
         return hard, np.zeros(len(lines), bool)
-    fit = [line for line, is_in in zip(lines, part, strict=True) if is_in]
-    return replace(hard, temperature=fitted_temperature(fit, hard.measure, hard.temperature)), part
+    fitted = fitted_temperature(_in_part(lines, part), hard.measure, hard.temperature)
+    return replace(hard, temperature=fitted), part
+
+
+def _in_part(lines: Sequence[LogLine], part: Array) -> Sequence[LogLine]:
+    return [line for line, is_in in zip(lines, part, strict=True) if is_in]
 
 
 def _moved(lines: Sequence[LogLine], hard: HardSettings, part: Array) -> tuple[HardSettings, Array]:
@@ -212,9 +217,8 @@ def _moved(lines: Sequence[LogLine], hard: HardSettings, part: Array) -> tuple[H
     """
     if not _can_move(lines, hard.measure) or _only_logged(lines, hard.measure):
         return replace(hard, **LogitFit(hard.temperature)._asdict()), np.zeros(len(lines), bool)
-    fit = [line for line, is_in in zip(lines, part, strict=True) if is_in]
     has_supports = not any(map(lacks_supports, lines))
-    fitted = fitted_chances(fit, hard.measure, hard.temperature, has_supports=has_supports)
+    fitted = fitted_chances(_in_part(lines, part), hard.measure, hard.temperature, has_supports=has_supports)
     return replace(hard, **fitted._asdict()), part
 
 
@@ -229,12 +233,14 @@ def _only_logged(lines: Sequence[LogLine], measure: Measure) -> int:
     return sum(line.chances is None and measure in line.hardness for line in lines)
 
 
-def _not_moved(lines: Sequence[LogLine], measure: Measure) -> tuple[str, ...]:
-    """Why the chances are not fitted, or the supports get no weight, although some lines have them."""
+def _not_moved(lines: Sequence[LogLine], measure: Measure, part: Array) -> tuple[str, ...]:
+    """Why the chances are not fitted on that part, or the supports get no weight, although some lines have them."""
     if not _can_move(lines, measure):
         return ()
     if count := _only_logged(lines, measure):
         return (f"{count} lines have {measure} without `chances`, so no chances are fitted; leave these lines out",)
+    if problem := why_unfitted(_in_part(lines, part), len(lines)):
+        return (problem,)
     if (count := sum(map(lacks_supports, lines))) and any(line.supports for line in lines):
         return (f"{count} lines have `chances` without `supports`, so these get no weight; leave these lines out",)
     return ()
