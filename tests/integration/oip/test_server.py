@@ -7,6 +7,7 @@ import math
 import os
 import socket
 import stat
+import struct
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,11 +19,13 @@ import grpc
 import numpy as np
 import pytest
 
+from tests.faults.raw_http2 import DATA, END_STREAM, SETTINGS, RawConnection, frame, grpc_message
 from tests.integration.oip.harness import TIMEOUT_S, Connect, Serve
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2 as pb
 from upwell.rpc.oip.v2 import open_inference_grpc_pb2_grpc as pb_grpc
 from upwell.shared.config.security import ServerSecurity
 from upwell.shared.errors import ConfigError, ModelFailed, UpwellError
+from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
 from upwell.shared.oip.error_statuses import STATUSES
 from upwell.shared.oip.fake_dataplane import EXAMPLE, FakeDataplane
@@ -313,3 +316,18 @@ def test_the_request_id_of_one_call_is_not_seen_by_another(
     with caplog.at_level(logging.ERROR), pytest.raises(RemoteError, match="internal error"):
         client.ready(TIMEOUT_S)
     assert "request-1" not in caplog.text
+
+
+def test_the_calls_of_a_connection_whose_answers_nobody_reads_are_limited(
+    serve: Serve, connect: Connect, fake: FakeDataplane
+) -> None:
+    server = serve(max_workers=80)
+    message = grpc_message(converters.serialize_infer_request(REQUEST))
+    with RawConnection(server.addresses[0]) as hostile:
+        hostile.send(frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 0)))
+        for start in range(1, 3001, 100):
+            for stream in range(start, start + 100, 2):
+                hostile.begin_call(stream)
+                hostile.send(frame(DATA, END_STREAM, stream, message))
+            assert connect(server).infer(REQUEST, TIMEOUT_S).id == REQUEST.id  # so that few are refused
+        assert 500 < len(fake.requests) <= 1024 + 30

@@ -36,6 +36,7 @@ _MOST_FILES = 1 << 16
 _UNREAD_ANSWERS, _LEAST_UNREAD_BYTES = 8, 512 << 20
 """Answers of maximum size that may wait for their clients to read them, and the least for them, as for bodies over
 HTTP: a small maximum must not cut off slow links."""
+_LEAST_CALLS_PER_CONNECTION = 1024
 _AFTER_CANCEL_S = 2.0
 """Request streams are read as bytes, because gRPC never ends a stream whose message a generated handler cannot read."""
 
@@ -126,7 +127,7 @@ def start_server(
     server = grpc.server(
         executor,
         interceptors=interceptors,
-        options=_options(connections),
+        options=_options(connections, max_workers),
         maximum_concurrent_rpcs=max_workers,
     )
     # It registers services as the server does, which has more methods.
@@ -156,10 +157,13 @@ def _allow_many_files() -> None:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _options(connections: Connections) -> list[tuple[str, int]]:
+def _options(connections: Connections, max_workers: int) -> list[tuple[str, int]]:
     options = [
         ("grpc.max_receive_message_length", connections.max_message_bytes),
         ("grpc.max_send_message_length", connections.max_message_bytes),
+        # By default there is no limit, and a call whose small answer is not read takes 19 kB. Twice the calls at once,
+        # so that surplus ones are refused at once rather than wait in a client that keeps to this limit.
+        ("grpc.max_concurrent_streams", max(_LEAST_CALLS_PER_CONNECTION, 2 * max_workers)),
         # Agents ping idle links to find half-open ones; gRPC takes that for an attack by default.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
