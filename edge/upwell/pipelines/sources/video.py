@@ -287,6 +287,8 @@ class VideoSource:
     def _is_beaten(self, connection: Connection, now_s: float) -> bool:
         """Try another connection beside one that delivers nothing; whether that one delivered a frame."""
         rival_s, rival = self._patience.rival_s, self._rival
+        if self._job.address.startswith("udp:"):  # it listens on a port, which no other can use meanwhile
+            return False
         if connection.live_s or not connection.opening_s or now_s - connection.opening_s < rival_s:
             self._end_rival()
             return False

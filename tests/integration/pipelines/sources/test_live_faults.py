@@ -266,6 +266,18 @@ def test_a_stream_that_is_sent_by_udp_is_followed() -> None:
     sending.join()
 
 
+def test_a_port_to_which_nobody_sends_is_not_said_to_be_in_use(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing may listen beside the decoder that does, or take its place before that has ended."""
+    with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    patience = Patience(open_s=1.0, rival_s=0.2, first_pause_s=0.05, longest_pause_s=0.1)
+    with closing(VideoSource(VideoSettings(f"udp://127.0.0.1:{port}", patience=patience))) as source:
+        until(lambda: source.status.reconnects >= 3, "it is tried again")
+    assert "is lost: no frame within 1 s" in caplog.text
+    assert "Address already in use" not in caplog.text
+
+
 @pytest.mark.slow
 def test_a_camera_of_rtsp_is_read_over_tcp_and_found_again_after_its_restart(caplog: pytest.LogCaptureFixture) -> None:
     frames = MadeVideo(count=100).frames()
