@@ -161,9 +161,9 @@ def test_every_bucket_is_warm_before_the_model_serves(tmp_path: Path, monkeypatc
     (found,) = find_models(config)
     run = OnnxEngine.run
 
-    def counted(self: OnnxEngine, batch: Mapping[str, Array]) -> dict[str, Array]:
+    def counted(self: OnnxEngine, batch: Mapping[str, Array], options: Any = None) -> dict[str, Array]:
         runs.append(len(batch["x"]))
-        return run(self, batch)
+        return run(self, batch, options)
 
     monkeypatch.setattr(OnnxEngine, "run", counted)
     model = load_model(found, config)
