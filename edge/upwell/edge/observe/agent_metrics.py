@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from upwell.edge.models.edge_model import ModelHealth
-from upwell.edge.observe.request_counts import AnswerTally, Tally
+from upwell.edge.observe.request_counts import AnswerTally, LabelledCounter
 from upwell.shared.routing.decide.router_state import RouterState
 from upwell.shared.routing.reasons import DEGRADED, Reason, Route
 from upwell.shared.value_classes import value_class
@@ -51,15 +51,17 @@ class AgentMetrics:
         self._exports: list[Callable[[], Iterable[Metric]]] = []
         self.answers = AnswerTally()
         """Each answer is to be added."""
-        self._degraded = Tally(
+        self._degraded = LabelledCounter(
             "upwell_degraded", "Edge answers where the policy wanted the cloud.", ("model", "reason")
         )
-        self._failed = Tally("upwell_failed", "Requests that ended in an error, by error.", ("model", "error"))
-        self._late = Tally("upwell_late", "Answers that came after their deadline.", ("model",))
-        self._audits = Tally("upwell_audits", "Audits that the cloud answered.", ("model", "agrees"))
-        self._up = Tally("upwell_uplink_bytes", "Bytes of messages sent to the cloud.", ("model",))
+        self._failed = LabelledCounter(
+            "upwell_failed", "Requests that ended in an error, by error.", ("model", "error")
+        )
+        self._late = LabelledCounter("upwell_late", "Answers that came after their deadline.", ("model",))
+        self._audits = LabelledCounter("upwell_audits", "Audits that the cloud answered.", ("model", "agrees"))
+        self._up = LabelledCounter("upwell_uplink_bytes", "Bytes of messages sent to the cloud.", ("model",))
         text = "Requests kept on the device because a rule could not be evaluated."
-        self._rules = Tally("upwell_rule_errors", text, ("rule",))
+        self._rules = LabelledCounter("upwell_rule_errors", text, ("rule",))
 
     @cached_property
     def registry(self) -> CollectorRegistry:

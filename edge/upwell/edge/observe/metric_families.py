@@ -22,7 +22,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from upwell.edge.models.edge_model import ModelHealth, State
-from upwell.edge.observe.request_counts import BUCKETS_S, AnswerTally, Tally, Times
+from upwell.edge.observe.request_counts import BUCKETS_S, AnswerTally, LabelledCounter, Times
 from upwell.shared.platform.background_thread import restarts
 from upwell.shared.routing.decide.router_state import RouterState
 
@@ -112,7 +112,7 @@ def answer_families(tally: AnswerTally) -> Iterator[Metric]:
     yield from (requests, seconds)
 
 
-def tally_families(tallies: Iterable[Tally]) -> Iterator[Metric]:
+def tally_families(tallies: Iterable[LabelledCounter]) -> Iterator[Metric]:
     """Counters."""
     for tally in tallies:
         metric = CounterMetricFamily(tally.name, tally.text, labels=tally.labels)

@@ -17,7 +17,7 @@ AT_ONCE = 256
 """Maximum number of answers with one key that wait to be counted."""
 
 
-class Tally:
+class LabelledCounter:
     """A counter by the values of its `labels`, each with the time (Unix, s) since which it is counted. Thread-safe."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
