@@ -103,7 +103,7 @@ def test_frames_that_do_not_change_and_frames_that_are_late_are_counted(tmp_path
     path = write_video(tmp_path / "still.mp4", [still] * 12)
     pipelines = {
         "calm": {"source": {"video": str(path)}, "steps": [{"change": {"at_least": "1h"}}, *FOLLOWED]},
-        "late": {"source": {"video": str(path), "deadline": "0.01ms"}, "steps": [*FOLLOWED]},
+        "late": {"source": {"video": str(path), "deadline": "0.0001ms"}, "steps": [*FOLLOWED]},
     }
     with running_pipelines(tmp_path, write_agent(tmp_path), pipelines_text(tmp_path, **pipelines)) as it:
         it.wait()
