@@ -71,7 +71,7 @@ def test_of_frames_without_an_event_one_of_each_outcome_is_kept_with_its_reason(
     video = write_video(tmp_path / "still.mp4", [next(digit_data.video(SHOWN))] * 12)
     pipelines = {
         "calm": {"source": {"video": str(video)}, "steps": [{"change": {"at_least": "1h"}}, *FOLLOWED]},
-        "late": {"source": {"video": str(video), "deadline": "0.01ms"}, "steps": [*FOLLOWED]},
+        "late": {"source": {"video": str(video), "deadline": "0.0001ms"}, "steps": [*FOLLOWED]},
     }
     with running_pipelines(tmp_path, agent, pipelines_text(tmp_path, **pipelines)) as it:
         it.wait()
