@@ -24,7 +24,7 @@ from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import HardSettings, ModelPair
 from upwell.shared.routing.request_log_line import LONGEST_LINE_BYTES, LogLine
 from upwell.tools.policy.calibrate_cli import calibrate
-from upwell.tools.policy.policy_cli import check
+from upwell.tools.policy.check_cli import check
 from upwell.tools.policy.request_log_reader import read_log
 from upwell.tools.policy.simulate_cli import simulate
 

@@ -17,7 +17,8 @@ from upwell.shared.config.yaml import load_yaml
 from upwell.shared.config.yaml_tree import read_tree
 from upwell.shared.errors import ConfigError
 from upwell.shared.routing.policy.policy import Policy
-from upwell.tools.policy.policy_cli import check, explain, policy_schema, schema
+from upwell.tools.policy.check_cli import check, policy_schema, schema
+from upwell.tools.policy.explain_cli import explain
 
 APP = typer.Typer()
 for command in (check, explain, schema):

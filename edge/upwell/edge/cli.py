@@ -24,7 +24,7 @@ from upwell.shared.oip.http.server.extension_routes import Extensions
 from upwell.shared.oip.http.server.server import RunningHttpServer, start_http_server
 from upwell.shared.platform.process import StopSignals, Systemd
 from upwell.shared.telemetry.logs import set_up_logs
-from upwell.shared.telemetry.metrics_page_server import Page
+from upwell.shared.telemetry.page_server import Page
 from upwell.shared.units import count_of
 
 DRAIN_S = 10.0

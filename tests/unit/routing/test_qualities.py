@@ -14,7 +14,7 @@ from upwell.shared.routing.policy.settings import LowerQuality
 from upwell.shared.routing.request_log_line import QualityAnswer
 from upwell.shared.routing.simulation.simulation_report import SimulationReport
 from upwell.shared.routing.simulation.strategies import routed
-from upwell.tools.policy.policy_cli import explanation_document
+from upwell.tools.policy.explain_cli import explanation_document
 
 MEASURED = [(60, 0.8, 1.0), (20, 0.4, 0.99), (5, 0.2, 0.9)]
 SIZE_BYTES = 40_000

@@ -42,7 +42,7 @@ STATUSES: Mapping[type[UpwellError], HTTPStatus] = MappingProxyType(
 _log = logging.getLogger(__name__)
 
 
-class Gate:
+class UserGate:
     """Admits callers by their token. `attempts` counts wrong tokens by address."""
 
     def __init__(self, state: FleetState) -> None:
@@ -75,7 +75,7 @@ class Gate:
         return user
 
 
-def routes(table: Table, state: FleetState, gate: Gate) -> list[Route]:
+def routes(table: Table, state: FleetState, gate: UserGate) -> list[Route]:
     """The routes of these operations."""
     return [Route(BASE + one.path, _Endpoint(one, state, gate).answer, methods=[one.method]) for one in table]
 
@@ -97,7 +97,7 @@ def problem_of(status: HTTPStatus, detail: str, headers: Mapping[str, str] | Non
 
 
 class _Endpoint:
-    def __init__(self, operation: Operation[Any, Any], state: FleetState, gate: Gate) -> None:
+    def __init__(self, operation: Operation[Any, Any], state: FleetState, gate: UserGate) -> None:
         self._operation = operation
         self._state = state
         self._gate = gate

@@ -36,7 +36,7 @@ from starlette.routing import BaseRoute, Route
 
 from upwell.fleet.api import budget_operations, device_and_user_operations, rollout_operations, shadow_operations
 from upwell.fleet.api.operation_table import AdmittedCall, Nothing
-from upwell.fleet.api.rest_endpoint import STATUSES, Gate
+from upwell.fleet.api.rest_endpoint import STATUSES, UserGate
 from upwell.fleet.opamp import opamp_endpoint
 from upwell.fleet.opamp.poll_handler import FleetState
 from upwell.fleet.registry import devices
@@ -207,13 +207,13 @@ def _degraded(device: Stored) -> dict[str, int]:
     return {name.removeprefix(_DEGRADED): count for name, count in counts.items() if isinstance(count, int)}
 
 
-def pages(state: FleetState, gate: Gate) -> list[BaseRoute]:
+def pages(state: FleetState, gate: UserGate) -> list[BaseRoute]:
     """The routes."""
     return _Pages(state, gate).routes()
 
 
 class _Pages:
-    def __init__(self, state: FleetState, gate: Gate) -> None:
+    def __init__(self, state: FleetState, gate: UserGate) -> None:
         self._state = state
         self._gate = gate
         self._sessions = Sessions(state.database)

@@ -20,7 +20,7 @@ from upwell.fleet.api import device_and_user_operations as fleet_api
 from upwell.fleet.api import rollout_operations as rollouts_api
 from upwell.fleet.api import shadow_operations as shadows_api
 from upwell.fleet.api.operation_table import BASE, Table, openapi
-from upwell.fleet.api.rest_endpoint import Gate, problem_of, routes
+from upwell.fleet.api.rest_endpoint import UserGate, problem_of, routes
 from upwell.fleet.config import FleetServiceSection
 from upwell.fleet.dashboard.pages import pages
 from upwell.fleet.enrolment.certificate_authority import Authority, open_authority
@@ -96,7 +96,7 @@ def application(fleet: Fleet, url: str) -> Starlette:
     section, state = fleet.section, fleet.state
     settings = ConnectionSettings(url + PATH, section.poll, fleet.authority.pem)
     exchange = PollHandler(state, settings, lambda: Instant(time.time(), time.monotonic()))
-    gate = Gate(state)
+    gate = UserGate(state)
     document = openapi(TABLES, version("upwell"))
 
     async def describe(_: Request) -> Response:

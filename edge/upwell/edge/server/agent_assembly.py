@@ -51,7 +51,7 @@ if TYPE_CHECKING:  # imported where agent.yaml asks for them, since that takes l
     from upwell.edge.updates.releases.release_start import ReleaseStart
     from upwell.edge.updates.update_follower import UpdateFollower
     from upwell.edge.uplink.uplink import UplinkSettings
-    from upwell.shared.telemetry.metrics_page_server import Page
+    from upwell.shared.telemetry.page_server import Page
 
 WARM_UP_RUNS = 5
 
@@ -241,7 +241,7 @@ def serve_metrics(agent: AgentCore, address: str, pages: Mapping[str, Page] | No
 
     Port 0 means any free port. Raises `ConfigError` if it cannot listen.
     """
-    from upwell.shared.telemetry.metrics_page_server import PageReply, serve_pages
+    from upwell.shared.telemetry.page_server import PageReply, serve_pages
 
     where = parse_address(address)
     all_pages: dict[str, Page] = {

@@ -15,7 +15,7 @@ from upwell.edge.config import AgentConfig
 from upwell.edge.server.agent_core import AgentCore
 from upwell.shared.config.yaml import as_yaml, load_yaml
 from upwell.shared.errors import ConfigError, ExtraMissing
-from upwell.shared.telemetry.metrics_page_server import Page
+from upwell.shared.telemetry.page_server import Page
 
 
 def agent(

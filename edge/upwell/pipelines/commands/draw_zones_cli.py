@@ -20,7 +20,7 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.platform.background_thread import BackgroundThread
 from upwell.shared.platform.process import StopSignals
 from upwell.shared.telemetry.logs import set_up_logs
-from upwell.shared.telemetry.metrics_page_server import serve_pages
+from upwell.shared.telemetry.page_server import serve_pages
 
 _HOST = "127.0.0.1"
 

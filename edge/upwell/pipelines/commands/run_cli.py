@@ -22,7 +22,7 @@ from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import EXIT_FAILED, ConfigError
 from upwell.shared.platform.process import StopSignals, Systemd
 from upwell.shared.telemetry.logs import set_up_logs
-from upwell.shared.telemetry.metrics_page_server import Page
+from upwell.shared.telemetry.page_server import Page
 
 _LOOK_S = 0.2
 

@@ -21,7 +21,7 @@ from upwell.pipelines.config.zone_shapes import LineSection
 from upwell.pipelines.frame import Box, FoundObject
 from upwell.pipelines.preview.preview import preview_pages
 from upwell.pipelines.sources.base import SourceState
-from upwell.shared.telemetry.metrics_page_server import serve_pages
+from upwell.shared.telemetry.page_server import serve_pages
 
 pytestmark = [
     pytest.mark.slow,

@@ -25,7 +25,7 @@ from upwell.pipelines.run.frame_loop import FrameLoop
 from upwell.pipelines.sources.base import FolderSettings
 from upwell.pipelines.sources.source_opening import open_source
 from upwell.pipelines.steps.geometry import Zones
-from upwell.shared.telemetry.metrics_page_server import serve_pages
+from upwell.shared.telemetry.page_server import serve_pages
 
 LIMIT_S = 10.0
 HOSTILE = '../"><img src=x onerror=alert(1)>/#?%2e.json'

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import CollectorRegistry
 
-from upwell.shared.telemetry import metrics_page_server
-from upwell.shared.telemetry.metrics_page_server import serve_pages
+from upwell.shared.telemetry import page_server
+from upwell.shared.telemetry.page_server import serve_pages
 
 
 def test_a_request_for_which_no_thread_is_left_takes_no_place_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,7 +28,7 @@ def test_a_request_for_which_no_thread_is_left_takes_no_place_for_good(monkeypat
     try:
         with monkeypatch.context() as patch:
             patch.setattr(socketserver, "threading", SimpleNamespace(Thread=fail))
-            for _ in range(metrics_page_server._MAX_CONNECTIONS):
+            for _ in range(page_server._MAX_CONNECTIONS):
                 with pytest.raises(ConnectionError):
                     status()
         assert status() == 200
