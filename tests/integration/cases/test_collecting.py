@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -213,6 +214,19 @@ def test_purge_leaves_no_byte_of_a_marked_picture_beside_a_running_agent(tmp_pat
         assert not it.holds(MARK)
         assert '"person": "7"' not in (tmp_path / "results.jsonl").read_text()
     assert not it.holds(MARK)
+
+
+def test_purge_also_erases_what_has_tags_that_nobody_can_read(tmp_path: Path, cloud: ScriptedCloud) -> None:
+    with spooling_agent(tmp_path, {**SPOOLED, "collect": {"random": 1.0}}, cloud, STATE) as it:
+        it.proxy.refuse()
+        it.ask(1, person="7")
+        it.ask(2, camera="dock")
+        it.ask(3, camera="yard")
+        kept(it, 3)
+    with closing(sqlite3.connect(tmp_path / "state" / SPOOL_NAME)) as spool, spool:
+        spool.execute("UPDATE items SET tags = CAST(x'ff7b7d' AS TEXT) WHERE tags LIKE '%dock%'")
+    said = run("cases", "purge", str(tmp_path / "agent.yaml"), "--tag", "person=7", "--json")
+    assert (said["cases"], said["spooled"]) == (1, 2)
 
 
 def _frame(number: int, request_id: str, text: str, events: tuple[str, ...] = (), amends: str = "") -> str:

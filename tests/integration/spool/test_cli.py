@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,15 @@ def test_nothing_of_what_was_purged_is_left_on_disk(config: Path) -> None:
     run("purge", "-c", str(config), "--all", "--yes")
     assert (state / "spool.db").stat().st_size < before_bytes - 300_000
     assert all(mark.encode() not in path.read_bytes() for path in state.iterdir())
+
+
+def test_a_case_whose_tags_the_disk_garbled_is_listed_and_purged(config: Path) -> None:
+    with scene(config.parent / "state", is_open=False) as it:
+        fill(it)
+    with closing(sqlite3.connect(config.parent / "state" / "spool.db")) as connection, connection:
+        connection.execute("UPDATE items SET tags = CAST(x'ff7b7d' AS TEXT) WHERE tags LIKE '%gate%'")
+    assert [item["tags"].get("camera", "") for item in listed(config)] == ["dock", "dock", ""]
+    assert "purged 3 cases from" in run("purge", "-c", str(config), "--all", "--yes")
 
 
 def test_terminals_are_not_obeyed(config: Path) -> None:

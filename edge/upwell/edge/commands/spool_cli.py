@@ -29,7 +29,8 @@ _COLUMNS = (
     "id", "kind", "state", "model", "cloud_model", "request_id", "tags", "reason", "created_wall_s", "attempts",
     "size_bytes", "edge_answer_digest", "error",
 )  # fmt: skip
-_ITEMS = f"SELECT {', '.join(_COLUMNS)} FROM items ORDER BY kept_s, rowid"  # noqa: S608 (names from above)
+_SELECTED = ", ".join("CAST(tags AS BLOB)" if name == "tags" else name for name in _COLUMNS)
+_ITEMS = f"SELECT {_SELECTED} FROM items ORDER BY kept_s, rowid"  # noqa: S608 (names from above)
 
 
 def list_cases(config: _Config, tag: _Tags = None, as_json: _Json = False) -> None:

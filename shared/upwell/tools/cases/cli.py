@@ -306,7 +306,7 @@ def _erase_tagged(path: Path, table: str, key: str, is_meant: IsMeant) -> list[s
             columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
             if not columns:
                 return []
-            tags = "tags" if "tags" in columns else "NULL"
+            tags = "CAST(tags AS BLOB)" if "tags" in columns else "NULL"
             rows = connection.execute(f"SELECT {key}, {tags} FROM {table}").fetchall()  # noqa: S608 (our own names)
             doomed = [number for number, tags in rows if _may_be_meant(tags, is_meant)]
             erase_rows(connection, path, table, doomed, key)
@@ -315,7 +315,7 @@ def _erase_tagged(path: Path, table: str, key: str, is_meant: IsMeant) -> list[s
         raise ConfigError.at(path, f"it cannot be used: {error}") from None
 
 
-def _may_be_meant(tags: str | None, is_meant: IsMeant) -> bool:
+def _may_be_meant(tags: bytes | None, is_meant: IsMeant) -> bool:
     """Whether a row with these stored tags is to be erased; so is one of which nobody knows the tags."""
     known = None if tags is None else tags_in(tags)
     return known is None or is_meant({"tags": known})
