@@ -269,6 +269,34 @@ def test_a_late_version_with_little_to_do_is_not_proven_by_time_alone(device: Ca
     assert (len(one.rejected), one.proofs) == (1, [])
 
 
+def test_one_late_answer_long_ago_keeps_no_version_on_trial(device: Callable[..., BusyDevice]) -> None:
+    """Not even where the comparisons never become enough, such as audits without a link."""
+    it, new = device(0), edge_model()
+    versions = Versions(new, edge_model(), (None, None))
+    versions._next_s = math.inf
+    trial: Trial[EdgeRun] = Trial(
+        edge_model().run_now, it.rejected.append, lambda: it.proofs.append(it.now_s), versions, 0.03
+    )
+
+    def slow(inputs: Mapping[str, Array]) -> EdgeRun:
+        it.now_s += 0.2
+        return new.run_now(inputs)
+
+    def quick_ones() -> None:
+        for _ in range(20):
+            trial.run(new.run_now, rows_of(SURE), it.now_s + 0.1)
+
+    it.now_s += trials.DURATION_S / 2
+    while not versions.is_suspect:
+        trial.run(slow, rows_of(SURE), it.now_s + 0.1)
+    it.now_s += trials.DURATION_S - 1.0
+    quick_ones()
+    assert it.proofs == []
+    it.now_s += 2.0
+    quick_ones()
+    assert (it.rejected, len(it.proofs)) == ([], 1)
+
+
 def test_late_answers_that_the_former_version_could_not_give_in_time_either_count_for_nothing() -> None:
     versions, rejected = Versions(edge_model(), edge_model(), (None, None)), list[str]()
     new = edge_model()

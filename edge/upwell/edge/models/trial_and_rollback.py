@@ -16,7 +16,7 @@ from upwell.shared.tensors import Array
 RUNS = 200
 """Number of runs after which a new version has proven itself, once it was compared often enough."""
 DURATION_S = 600.0
-"""Time after which it has proven itself with fewer runs."""
+"""Time after which it has proven itself with fewer runs, and for which late answers that speak against it count."""
 MIN_FAILURES = 3
 MAX_FAILED_SHARE = 0.05
 """It is rejected once this many runs, and more than this share of all runs, have failed."""
@@ -92,6 +92,7 @@ class Trial(Generic[T]):
         self._failures = 0
         self._last_failure: Exception | None = None
         self._is_tossing = False
+        self._late_at_s = -math.inf
         self.is_rejected = False
         self.is_proven = False
 
@@ -144,8 +145,9 @@ class Trial(Generic[T]):
             if self._failures >= MIN_FAILURES and self._failures > MAX_FAILED_SHARE * self._runs:
                 counted = f"{self._failures} of its first {self._runs} runs failed"
                 complaint = f"{counted}, the last with {_shown(self._last_failure)}"
-            is_suspect = comparison is not None and comparison.is_suspect
-            is_long = time.monotonic() - self._began_s >= DURATION_S and not is_suspect
+            now_s = time.monotonic()
+            is_suspect = comparison is not None and comparison.is_suspect and now_s - self._late_at_s < DURATION_S
+            is_long = now_s - self._began_s >= DURATION_S and not is_suspect
             is_good = not complaint and ((self._runs >= RUNS and is_complete) or is_long)
             self.is_rejected, self.is_proven = bool(complaint), is_good
         if complaint:
@@ -178,7 +180,9 @@ class Trial(Generic[T]):
 
     def _note_time(self, deadline_s: float, *, is_new: bool) -> None:
         """Count an answer of the version that a coin chose, if it came late."""
-        if self._comparison is not None and time.monotonic() > deadline_s:
+        now_s = time.monotonic()
+        if self._comparison is not None and now_s > deadline_s:
+            self._late_at_s = now_s
             self._comparison.late(is_new=is_new)
             self.judge()
 
