@@ -31,7 +31,6 @@ from upwell.shared.routing.hardness import UNMOVED, Measure
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.routing.request_tags import tag_key
 from upwell.shared.signature.answer_agreement import best_class, found_boxes, label_of
-from upwell.shared.signature.picture_quality import picture_quality
 from upwell.shared.signature.signature import Signature
 from upwell.shared.tensors import Array
 
@@ -50,6 +49,8 @@ def measured(
     hardness = scorer.score(outputs, hard, 1)[0] if scorer.can(hard) else math.nan
     brightness = sharpness = math.nan
     if picture is not None:
+        from upwell.shared.signature.picture_quality import picture_quality  # with Pillow, for models of pictures alone
+
         with suppress(InvalidRequest):  # a picture that cannot be decoded has no brightness
             brightness, sharpness = picture_quality(picture)
     return RowMeasures(

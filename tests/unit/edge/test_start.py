@@ -81,6 +81,14 @@ def test_an_agent_imports_what_its_configuration_asks_for() -> None:
     assert len([name for name in modules if name.startswith("upwell.")]) <= MOST_MODULES
 
 
+def test_an_agent_with_a_folder_imports_pillow_only_with_pictures() -> None:
+    script = "import sys; from upwell.edge.observe import outcome_recorder, shadow_release; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    modules = set(done.stdout.split())
+    assert {"upwell.edge.case_collection.case_collector", "upwell.edge.drift"} <= modules
+    assert "PIL" not in modules
+
+
 def test_the_import_builds_no_validator() -> None:
     script = f"{BUILT}\nfrom upwell.edge.server import agent_assembly\nprint(built(BaseModel))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)

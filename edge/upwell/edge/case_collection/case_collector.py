@@ -41,7 +41,6 @@ from upwell.shared.routing.drift.drift_reference import DistanceFrom, VectorMode
 from upwell.shared.routing.hardness import is_hard
 from upwell.shared.routing.policy.settings import CollectSettings, HardSettings
 from upwell.shared.routing.request_tags import tag_key
-from upwell.shared.signature.picture_codec import encode
 from upwell.shared.signature.picture_headers import in_rgb
 from upwell.shared.signature.signature import UplinkEncoding
 from upwell.shared.tensors import Array
@@ -366,6 +365,8 @@ def _encoded(array: Array, signature: CaseSignature, name: str) -> Array:
     is_picture = any(one.name == name and one.kind == "image" for one in signature.inputs)
     if not is_picture or array.dtype != np.uint8 or array.ndim != 4:
         return array
+    from upwell.shared.signature.picture_codec import encode  # with Pillow, for models of pictures alone
+
     encoded = encode(array[0], _LOSSLESS)
     if encoded is None:
         return array
