@@ -39,7 +39,10 @@ class KafkaPublisher:
         if _is_poisonous(error) and len(messages) > 1:  # said of a whole batch because of one message
             error = None
             while error is None and taken < len(messages):
-                one, error = self._produce(messages[taken : taken + 1])
+                try:
+                    one, error = self._produce(messages[taken : taken + 1])
+                except SinkUnavailable as away:
+                    raise SinkUnavailable(str(away), taken=taken) from None
                 taken += one
         if error is None:
             return

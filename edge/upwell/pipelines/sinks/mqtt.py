@@ -74,8 +74,10 @@ class MqttPublisher:
         try:
             taken = self._publish(messages[:fitting])
         except BaseException:  # even an interrupt
-            # The client would still send later what it holds, whatever the policy says by then.
-            self._begin_anew()
+            # The client would still send later what it holds, whatever the policy says by then. This error stays the
+            # one that is told: it says what the broker has taken.
+            with suppress(SinkUnavailable):
+                self._begin_anew()
             raise
         if fitting < len(messages):
             raise Poisonous(taken, f"the broker accepts at most {self._limit_bytes} bytes")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -11,9 +11,11 @@ import pytest
 
 pytest.importorskip("confluent_kafka", reason="the extra `kafka` is not installed")
 
+from confluent_kafka import KafkaError
+
 from tests.integration.pipelines.sinks.clusters import Cluster, Consumed, cluster
 from tests.unit.pipelines.sinks.outboxes import message
-from upwell.pipelines.sinks.base import KafkaSettings, Poisonous, SinkUnavailable
+from upwell.pipelines.sinks.base import KafkaSettings, Message, Poisonous, SinkUnavailable
 from upwell.pipelines.sinks.kafka import KafkaPublisher
 from upwell.shared.config.security import TlsFiles
 from upwell.shared.errors import ConfigError
@@ -45,6 +47,28 @@ def test_after_a_failure_the_password_is_read_again(tmp_path: Path) -> None:
         password.unlink()
         with pytest.raises(SinkUnavailable, match=r"password: cannot read a password"):
             sink.deliver([message(0)])
+
+
+def test_what_the_brokers_have_taken_counts_even_if_there_is_no_password_for_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a batch with a message that is too large each is sent by itself; else those before it would be sent twice."""
+    password = tmp_path / "password"
+    password.write_text("hunter2\n")
+    settings = KafkaSettings(("127.0.0.1:9",), "events", user="dock", password_file=password)
+    produce = KafkaPublisher._produce
+
+    def refused(sink: KafkaPublisher, messages: Sequence[Message]) -> tuple[int, KafkaError | None]:
+        monkeypatch.setattr(KafkaPublisher, "_produce", produce)
+        sink.close()
+        password.unlink()
+        return 2, KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
+
+    with publisher(settings) as sink:
+        monkeypatch.setattr(KafkaPublisher, "_produce", refused)
+        with pytest.raises(SinkUnavailable, match="cannot read a password") as away:
+            sink.deliver([message(number) for number in range(4)])
+    assert away.value.taken == 2
 
 
 def test_a_pipeline_s_events_are_in_one_partition_in_order_with_their_keys(there: Cluster) -> None:

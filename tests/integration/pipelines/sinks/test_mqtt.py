@@ -134,6 +134,22 @@ def _is_taken(sink: MqttPublisher) -> bool:
 
 
 @needs_mosquitto
+def test_what_the_broker_has_taken_counts_even_if_there_is_no_password_for_a_new_connection(tmp_path: Path) -> None:
+    """Else it would be sent twice."""
+    password, rights = tmp_path / "password", tmp_path / "rights"
+    password.write_text("hunter2\n")
+    rights.write_text("user dock\ntopic write site/dock/count\ntopic write site/dock/status\n")
+    with broker(tmp_path, [*with_password(tmp_path), f"acl_file {rights}"]) as there:
+        address = f"mqtt://127.0.0.1:{there.port}"
+        with publisher(MqttSettings(address, TOPIC, user="dock", password_file=password)) as sink:
+            sink.deliver([message(0)])
+            password.unlink()
+            with pytest.raises(SinkUnavailable, match="the broker answered: Not authorized") as refused:
+                sink.deliver([message(1), replace(message(2), event="secret")])
+    assert refused.value.taken == 1
+
+
+@needs_mosquitto
 def test_what_is_too_large_for_the_broker_is_poisonous_and_those_before_it_are_taken(tmp_path: Path) -> None:
     with (
         broker(tmp_path, ["allow_anonymous true", "max_packet_size 2000"]) as there,
