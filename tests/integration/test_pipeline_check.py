@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -135,6 +137,28 @@ def test_a_source_that_is_not_there_is_told_with_the_name_that_was_meant(
     first = f"{kind}: {pipelines}:4:{column}: pipelines.dock.source.{key}: {text}"
     assert (done.exit_code, done.stdout.splitlines()[0]) == (int(kind == "error"), first)
     assert ("-> change" in done.stdout) == (kind == "warning")
+
+
+def test_a_link_to_nothing_is_not_said_to_be_what_was_meant(pipelines: Path) -> None:
+    source = pipelines.with_name("dock.mp4")
+    source.unlink()
+    source.symlink_to("gone.mp4")
+    first = f"error: {pipelines}:4:21: pipelines.dock.source.video: there is no file {source}"
+    assert run(pipelines).stdout.splitlines() == [first]
+
+
+def test_a_source_that_only_the_agent_may_look_at_is_not_said_to_be_missing(
+    pipelines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Path.stat
+
+    def looked(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if path.name == "dock.mp4":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return found(path, follow_symlinks=follow_symlinks)
+
+    monkeypatch.setattr(Path, "stat", looked)
+    assert run(pipelines).exit_code == 0
 
 
 def test_samples_that_are_not_there_are_told_beside_every_other_problem(pipelines: Path, agent: Path) -> None:

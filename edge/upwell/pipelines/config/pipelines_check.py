@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import stat
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -411,15 +412,21 @@ def _missing_sources(config: PipelinesConfig) -> PipelinesReview:
 
 
 def _absent(path: Path, what: str) -> str:
-    """Why there is no such file, folder or device; "" if there is one."""
-    if os.path.exists(path):
-        return "" if os.path.isdir(path) == (what == "folder") else f"{path} is not a {what}"
+    """Why there is no such file, folder or device; "" if there is one, or if this user may not look."""
+    try:
+        is_folder = stat.S_ISDIR(path.stat().st_mode)
+    except PermissionError:  # the agent has a user of its own, who may
+        return ""
+    except OSError:
+        pass
+    else:
+        return "" if is_folder == (what == "folder") else f"{path} is not a {what}"
     part = path
     while not os.path.exists(part.parent):
         part, what = part.parent, "folder"
     names: list[str] = []
     with suppress(OSError):  # this user may not read them
-        names = os.listdir(part.parent)
+        names = [one for one in os.listdir(part.parent) if one != part.name]  # that is a link to nothing
     alike = difflib.get_close_matches(part.name, names, n=1)
     return f"there is no {what} {part}" + (f"; did you mean {alike[0]!r}?" if alike else "")
 
