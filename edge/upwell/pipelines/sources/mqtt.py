@@ -52,6 +52,9 @@ _WAITING = 16
 _WAITING_BYTES = 64 << 20
 """Maximum size of more waiting windows than that: a single message may complete many."""
 
+_WINDOW_BYTES = 1 << 10
+"""What a waiting window takes besides its numbers: a window of one point is not eight bytes."""
+
 _SESSION_S = 300
 """How long the broker keeps unacknowledged messages while the link is down."""
 
@@ -472,7 +475,7 @@ class MqttSeries(MqttTopic[SampleWindow]):
 
     @property
     def _most_waiting(self) -> int:
-        window_bytes = 8 * self._shape.cut.size * len(self._shape.fields)
+        window_bytes = 8 * self._shape.cut.size * len(self._shape.fields) + _WINDOW_BYTES
         return max(_WAITING, _WAITING_BYTES // window_bytes) if self._keeps_all else 1
 
     def _arrived(self, message: Arrived) -> Sequence[tuple[SampleWindow, float, float]]:

@@ -262,7 +262,7 @@ def test_where_all_are_kept_a_message_may_complete_any_number_of_windows(there: 
 def test_windows_of_one_message_take_no_more_memory_than_may_wait(
     there: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mqtt, "_WAITING_BYTES", 20 * 8 * 4 * 2)
+    monkeypatch.setattr(mqtt, "_WAITING_BYTES", 20 * (8 * 4 * 2 + 1024))
     with closing(subscribed(there, "all")) as source, closing(Sensor(there.port)) as sensor:
         sensor.say(rows(200))
         found: list[list[float]] = []
