@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -104,17 +105,25 @@ def _of_recording(config: PipelinesConfig, name: str, recording: Path, events: P
 
 def _make_room(out: Path, recording: Path, config: PipelinesConfig) -> None:
     """The folder, without the results of a former run. Raises `ConfigError`, also if the recording, or a file that a
-    pipeline writes, is one of them.
+    pipeline reads or writes, is one of them.
     """
-    written = [sink.jsonl.path for one in config.pipelines.values() for sink in one.sinks if sink.jsonl]
+    kept = [recording, *(path for one in config.pipelines.values() for path in one.source.local.values())]
+    kept += [sink.jsonl.path for one in config.pipelines.values() for sink in one.sinks if sink.jsonl]
     with ConfigError.on_os_error(out, "cannot be written", "--out"):
         out.mkdir(parents=True, exist_ok=True)
         results = [out / name for name in (EVENTS, f"{EVENTS}.1", VIDEO)]
-        for kept in (recording, *written):
-            if kept.exists() and any(one.exists() and one.samefile(kept) for one in results):
-                raise ConfigError.at(kept, "the results would replace it; expected another folder", "--out")
+        for path in kept:
+            if any(_are_same(path, one) for one in results):
+                raise ConfigError.at(path, "the results would replace it; expected another folder", "--out")
         for former in results:
             former.unlink(missing_ok=True)
+
+
+def _are_same(one: Path, other: Path) -> bool:
+    """Whether both are one file, or would be: of a file of events there may be its former part alone."""
+    if os.path.abspath(one) == os.path.abspath(other):
+        return True
+    return os.path.exists(one) and os.path.exists(other) and os.path.samefile(one, other)
 
 
 def _length(video: Path) -> tuple[int, int | None]:

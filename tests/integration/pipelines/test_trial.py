@@ -89,6 +89,26 @@ def test_what_the_pipelines_write_is_not_replaced(tmp_path: Path) -> None:
     assert events.read_text() == "of today"
 
 
+def test_a_former_part_of_what_the_pipelines_write_is_not_deleted(tmp_path: Path) -> None:
+    """Between two events `events.jsonl` may have become `events.jsonl.1`."""
+    (tmp_path / "out").mkdir()
+    events = tmp_path / "out" / "events.jsonl"
+    former = events.with_name("events.jsonl.1")
+    former.write_text("of yesterday")
+    result = tried(tmp_path, write_grey(tmp_path / "small.mkv", 16, 16), sinks=[{"jsonl": str(events)}])
+    assert f"{events}: --out: the results would replace it" in str(result.exception)
+    assert former.read_text() == "of yesterday"
+
+
+def test_what_the_pipelines_read_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    source = tmp_path / "out" / "annotated.mp4"
+    source.write_bytes(b"of today")
+    result = tried(tmp_path, write_grey(tmp_path / "small.mkv", 16, 16), source={"video": str(source)})
+    assert f"{source}: --out: the results would replace it" in str(result.exception)
+    assert source.read_bytes() == b"of today"
+
+
 def test_without_the_extra_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recording = write_grey(tmp_path / "small.mkv", 16, 16)
     monkeypatch.setitem(sys.modules, "av", None)
