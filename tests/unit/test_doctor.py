@@ -195,6 +195,17 @@ def test_files_that_an_agent_needs_besides_are_looked_at(folder: Path, in_proces
     assert [one["level"] for one in report(in_process, path)[1]["pipelines"]] == ["ok"]
 
 
+def test_the_issuers_for_a_model_s_updates_are_looked_at(folder: Path, in_process: InProcess) -> None:
+    path = folder / "agent.yaml"
+    updates = "{source: 'https://models.example/m.bundle.tar', ca: gone.pem}"
+    path.write_text(
+        "version: 1\nagent: {listen: ['127.0.0.1:0'], state_dir: state}\n"
+        f"models: {{m: {{edge: {{updates: {updates}}}}}}}\n"
+    )
+    (found,) = report(in_process, path)[1]["models.m.edge.updates.ca"]
+    assert (found["level"], found["text"].startswith(f"{folder}/gone.pem cannot be read")) == ("problem", True)
+
+
 def test_a_key_that_is_not_that_of_its_certificate_is_a_problem(
     folder: Path, authority: Authority, in_process: InProcess
 ) -> None:

@@ -240,6 +240,9 @@ def _named_files(config: AgentConfig) -> Iterator[tuple[str, Path]]:
     if release is not None:
         named += [("release.root", release.root), ("release.ca", release.ca)]
         named.append(("release.floor.policy", release.floor.policy))
+    for name, model in config.models.items():
+        if model.edge is not None and model.edge.updates is not None:
+            named.append((f"models.{name}.edge.updates.ca", model.edge.updates.ca))
     yield from ((key, path) for key, path in named if path is not None)
 
 
