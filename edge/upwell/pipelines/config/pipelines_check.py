@@ -353,8 +353,9 @@ class _Walk:
         fields = (self.on_objects if root == "object" else self.on_frame).get(model, _UNKNOWN).fields
         if fields is None:
             return
-        if root == "frame":  # boxes became objects of the frame
-            fields = {one: within for one, within in fields.items() if "objects" not in (one, *within)}
+        if root == "frame":  # the first boxes became objects of the frame
+            boxes = next((one for one, within in fields.items() if "objects" in (one, *within)), "")
+            fields = {one: within for one, within in fields.items() if one != boxes}
         if name not in fields:
             text = f"{'.'.join(read)}: answers of model {model!r} have no field {name!r}; {_alike(name, fields)}"
             self._refuse(location, text)

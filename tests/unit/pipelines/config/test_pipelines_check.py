@@ -209,6 +209,17 @@ def test_a_field_that_no_answer_has_is_refused_where_the_model_is_known() -> Non
     parse_pipelines(where('frame.far.lable == "a" || frame.ship.speed.value > 1'), None, models)
 
 
+def test_of_a_model_with_two_outputs_of_boxes_the_second_is_read_from_its_answer() -> None:
+    pytest.importorskip("cel_expr_python")
+    models = {"cars": SignatureFacts("detections", fields={"cars": ("objects",), "plates": ("objects",)})}
+    steps = "{infer: {model: cars}}"
+    text = whole(steps, "{name: a, on: frame, where: 'size(frame.cars.plates.objects) > 1'}")
+    parse_pipelines(text, None, models)
+    assert problems(text.replace("plates.objects", "cars.objects"), models) == [
+        "events[0].where: frame.cars.cars: answers of model 'cars' have no field 'cars'; expected one of plates"
+    ]
+
+
 def test_the_labels_of_a_detector_are_not_those_of_its_classes() -> None:
     pytest.importorskip("cel_expr_python")
     models = {"boxes": MODELS["people"], "plates": SignatureFacts("detections", ("plate",))}
