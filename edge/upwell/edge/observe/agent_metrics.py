@@ -66,14 +66,14 @@ class AgentMetrics:
     @cached_property
     def registry(self) -> CollectorRegistry:
         """All metrics for Prometheus, collected when they are read."""
-        from upwell.edge.observe.metric_families import agent_families, answer_families, registry_of, tally_families
+        from upwell.edge.observe.metric_families import agent_families, answer_families, registry_of, labelled_families
 
         tallies = (self._degraded, self._failed, self._late, self._audits, self._up, self._rules)
         return registry_of(
             lambda: (
                 *agent_families(self._agent, self._policy_problem(), self._state(), self._health()),
                 *answer_families(self.answers),
-                *tally_families(tallies),
+                *labelled_families(tallies),
             ),
             lambda: (family for families in self._exports for family in families()),
         )

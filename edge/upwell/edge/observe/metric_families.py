@@ -112,12 +112,12 @@ def answer_families(tally: AnswerTally) -> Iterator[Metric]:
     yield from (requests, seconds)
 
 
-def tally_families(tallies: Iterable[LabelledCounter]) -> Iterator[Metric]:
-    """Counters."""
-    for tally in tallies:
-        metric = CounterMetricFamily(tally.name, tally.text, labels=tally.labels)
-        for values, count in tally.counts().items():
-            metric.add_metric(values, count, created=_created(tally.since_s(values)))
+def labelled_families(counters: Iterable[LabelledCounter]) -> Iterator[Metric]:
+    """Each counter as a family of the page."""
+    for counter in counters:
+        metric = CounterMetricFamily(counter.name, counter.text, labels=counter.labels)
+        for values, count in counter.counts().items():
+            metric.add_metric(values, count, created=_created(counter.since_s(values)))
         yield metric
 
 

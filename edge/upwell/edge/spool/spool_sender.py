@@ -38,9 +38,9 @@ class SpoolSender:
     """The spool's sender, used from one thread; each case is sent right after its check.
 
     Live requests come first: cases are charged to what these leave of the same budgets, and the router counts them
-    among the messages ahead of the next one. One of which nothing has left costs nothing; one that was late may have
-    left. Their failures open no breaker, since a case may be very old. After an
-    open breaker's wait a case may probe the cloud, since there may be no live request to do so.
+    among the messages ahead of the next one. A case costs nothing if no byte of it has left; a late one may have left.
+    A case's failure opens no breaker, since it may be very old. After an open breaker's wait a case may probe the
+    cloud, since there may be no live request to do so.
     """
 
     def __init__(self, router: RouterService, uplink: Uplink, models: Mapping[str, ServedModel]) -> None:
