@@ -66,7 +66,7 @@ class AgentMetrics:
     @cached_property
     def registry(self) -> CollectorRegistry:
         """All metrics for Prometheus, collected when they are read."""
-        from upwell.edge.observe.metric_families import agent_families, answer_families, registry_of, labelled_families
+        from upwell.edge.observe.metric_families import agent_families, answer_families, labelled_families, registry_of
 
         tallies = (self._degraded, self._failed, self._late, self._audits, self._up, self._rules)
         return registry_of(
