@@ -81,6 +81,7 @@ BROKER = {"broker": "mqtts://evil.example", "topic": "t"}
             "a command",
         ),
         ({"source": {"plugin": {"name": "anything"}}}, "a custom source"),
+        ({"sinks": [{"plugin": {"name": "anything"}}]}, "a custom sink"),
         ({"source": {"folder": "/srv/in/../../etc"}}, "/etc"),
         ({"sinks": [{"mqtt": BROKER}]}, "evil.example:8883"),
         ({"sinks": [{"kafka": {"brokers": ["evil.example:9092"], "topic": "t", "tls": True}}]}, "evil.example:9092"),

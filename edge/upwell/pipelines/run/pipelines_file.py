@@ -21,8 +21,8 @@ from upwell.edge.updates.releases.stored_release import StoredRelease
 from upwell.pipelines.config.model_signatures import signatures_of
 from upwell.pipelines.config.pipelines_check import parse_pipelines
 from upwell.pipelines.config.pipelines_config import PipelinesConfig
-from upwell.pipelines.config.sink_config import BrokerSection, KafkaSection, WebhookSection
-from upwell.pipelines.config.source_config import CaptureSection
+from upwell.pipelines.config.sink_config import BrokerSection, KafkaSection, SinkPluginSection, WebhookSection
+from upwell.pipelines.config.source_config import CaptureSection, SourcePluginSection
 from upwell.pipelines.preview.preview import check_preview_address
 from upwell.pipelines.run.late_answers import LateResults
 from upwell.pipelines.run.pipeline_factory import build_pipelines
@@ -82,7 +82,7 @@ def check_floor(config: PipelinesConfig, floor: DeviceFloor, sequence: int) -> N
     """Raise `BundleRefused` (`LOOSENED`) for what the device's floor does not allow.
 
     That is a path or an address that the floor does not list, and whatever could name others by itself: a GStreamer
-    command line, or a custom source. A camera of the device is allowed.
+    command line, or a custom source or sink. A camera of the device is allowed.
     """
     for part in _parts(config):
         if isinstance(part, Path):
@@ -94,6 +94,10 @@ def check_floor(config: PipelinesConfig, floor: DeviceFloor, sequence: int) -> N
                 floor.check_endpoint(sequence, address)
         elif isinstance(part, CaptureSection):
             _check_source(part, floor, sequence)
+        elif isinstance(part, SourcePluginSection):
+            raise _could_do_anything(sequence, "a custom source")
+        elif isinstance(part, SinkPluginSection):
+            raise _could_do_anything(sequence, "a custom sink")
 
 
 def _check_source(source: CaptureSection, floor: DeviceFloor, sequence: int) -> None:
@@ -101,12 +105,13 @@ def _check_source(source: CaptureSection, floor: DeviceFloor, sequence: int) -> 
         floor.check_endpoint(sequence, urlsplit(source.video).netloc.rpartition("@")[2])
     elif source.video is not None:
         floor.check_folder(sequence, Path(source.video))
-    if source.plugin is not None or (source.decoder is not None and " " in source.decoder):
-        what = "a custom source" if source.plugin is not None else "a command line"
-        problem = (
-            f"release {sequence} names {what}, which could do anything; only agent.yaml's own pipelines may have one"
-        )
-        raise BundleRefused(Refusal.LOOSENED, None, problem)
+    if source.decoder is not None and " " in source.decoder:
+        raise _could_do_anything(sequence, "a command line")
+
+
+def _could_do_anything(sequence: int, what: str) -> BundleRefused:
+    problem = f"release {sequence} names {what}, which could do anything; only agent.yaml's own pipelines may have one"
+    return BundleRefused(Refusal.LOOSENED, None, problem)
 
 
 def _parts(value: object) -> Iterator[object]:
