@@ -31,7 +31,8 @@ class Restarts:
     @property
     def wait_s(self) -> float:
         """Seconds to wait before the next start."""
-        return min(self.LONGEST_WAIT_S, self.FIRST_WAIT_S * 2.0 ** max(0, self.deaths - 1))
+        doublings = min(max(0, self.deaths - 1), 30)  # the deaths of a hopeless one have no limit, but floats have
+        return min(self.LONGEST_WAIT_S, self.FIRST_WAIT_S * 2.0**doublings)
 
     @property
     def is_hopeless(self) -> bool:

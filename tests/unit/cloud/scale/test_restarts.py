@@ -21,6 +21,7 @@ def test_each_death_in_a_row_is_followed_by_twice_the_wait_and_the_sixth_is_hope
     assert [state.wait_s for state in states] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
     assert [state.is_hopeless for state in states] == [False] * (Restarts.LIMIT - 1) + [True]
     assert Restarts(20).wait_s == Restarts.LONGEST_WAIT_S
+    assert Restarts(2000).wait_s == Restarts.LONGEST_WAIT_S, "of a night, beside workers that serve"
 
 
 def test_one_that_has_served_for_long_begins_anew() -> None:
