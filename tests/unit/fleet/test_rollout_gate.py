@@ -253,6 +253,13 @@ def test_without_a_past_a_device_is_held_to_what_may_be_at_most() -> None:
     assert add_control({}, Counts(5), Counts(), Counts()) == {}
 
 
+def test_a_past_in_which_everything_was_bad_is_a_share_of_one() -> None:
+    for total in range(20, 200):
+        for own in range(21):
+            found = past_share("degraded", Counts(own, 0, own), Counts(total, 0, total))
+            assert found == pytest.approx((1.0, 0.0), abs=1e-6)
+
+
 def test_polls_without_counts_end_no_block() -> None:
     """A device polls more often than it reports: else every block would hold one report alone."""
     simulated = fleet(1, HEALTHY, devices=8)

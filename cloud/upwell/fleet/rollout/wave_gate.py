@@ -243,7 +243,8 @@ def _upper(bad: int, total: int) -> float:
     """The upper end of a share's score interval (Wilson 1927), one-sided at 99 %."""
     share, spread = bad / total, _Z * _Z / total
     centre = share + spread / 2
-    return (centre + math.sqrt(spread * (share * (1.0 - share) + spread / 4))) / (1.0 + spread)
+    end = (centre + math.sqrt(spread * (share * (1.0 - share) + spread / 4))) / (1.0 + spread)
+    return min(1.0, end)  # of a share of 1 it may be rounded up
 
 
 def past_share(signal: Share, own: Counts, pooled: Counts) -> tuple[float, float] | None:
