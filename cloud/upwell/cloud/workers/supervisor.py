@@ -149,8 +149,10 @@ class WorkerHandle:
         except subprocess.TimeoutExpired:
             self.kill()
             code = self._process.wait()
-        self.crashed_in = model_in(os.pread(self._crash, _MOST_CRASH_BYTES, 0).decode(errors="replace"))
-        os.close(self._crash)
+        if self._crash >= 0:  # else this was called before, by a signal during the start
+            self.crashed_in = model_in(os.pread(self._crash, _MOST_CRASH_BYTES, 0).decode(errors="replace"))
+            os.close(self._crash)
+            self._crash = -1
         if code < 0:
             return f"killed by {signal.Signals(-code).name}"
         return f"exit status {code}" if code else ""
