@@ -87,7 +87,7 @@ class Restored:
     versions: Mapping[str, Sequence[str]] | None = None
     settings: Mapping[str, LoadSettings] = field(default_factory=dict)
     fatal: frozenset[tuple[str, str]] = frozenset()
-    """Models and versions whose loads have ended processes."""
+    """Models and versions whose loads or runs have ended processes."""
 
 
 FRESH = Restored()

@@ -295,8 +295,8 @@ class _Supervisor:
                     self._failure = self._failure or failure
 
     def _on_loaded(self, worker_handle: WorkerHandle, models: tuple[ModelLine, ...]) -> None:
-        if self._announced:
-            worker_handle.tell([Listen()])
+        if self._announced or any(one.phase is Phase.SERVING for one in self._worker_handles.values()):
+            worker_handle.tell([Listen()])  # the others have been told
             return
         self._models = models
         if len(self._worker_handles) == self._count and all(

@@ -6,11 +6,13 @@ import itertools
 import os
 import selectors
 import signal
+from types import SimpleNamespace
+from typing import Any
 
 from tests.integration.cloud.processes import is_running
-from upwell.cloud.workers.supervisor import WorkerHandle
+from upwell.cloud.workers.supervisor import Phase, WorkerHandle, _Supervisor
 from upwell.cloud.workers.worker_deaths import FatalVersions, Restarts, Silence
-from upwell.cloud.workers.worker_messages import Statistics
+from upwell.cloud.workers.worker_messages import Listen, Message, Statistics
 from upwell.shared.oip.model_statistics import ModelStatistics
 
 ONE = ("m", "1")
@@ -74,6 +76,17 @@ def test_a_version_is_left_out_after_three_deaths_within_ten_minutes_while_it_ra
     fatal.was_loaded(ONE, is_start=False)
     fatal.died_running(ONE, 701.0)
     assert not fatal.left_out
+
+
+def test_a_worker_whose_first_request_ended_it_listens_again_beside_one_that_serves_already() -> None:
+    """The service is announced once both serve: it must not wait for that."""
+    told: list[Message] = []
+    first: Any = SimpleNamespace(phase=Phase.SERVING)
+    again: Any = SimpleNamespace(phase=Phase.LOADED, tell=told.extend)
+    supervisor = _Supervisor.__new__(_Supervisor)
+    supervisor._announced, supervisor._count, supervisor._worker_handles = False, 2, {1: first, 2: again}
+    supervisor._on_loaded(again, ())
+    assert told == [Listen()]
 
 
 def test_a_worker_that_reads_nothing_keeps_no_one_and_is_not_taken_to_be_dead() -> None:
