@@ -5,7 +5,11 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.faults.programs import Program
+from upwell.fleet.config import DatabaseSection
+from upwell.fleet.storage.database import sole_service
 
 END_S = 60.0
 
@@ -29,3 +33,9 @@ def test_a_second_service_on_one_file_is_refused_until_the_first_one_is_killed(t
         first.wait(END_S)
         with service(tmp_path, "two.yaml", "link.db") as second:
             second.address()
+
+
+def test_what_the_system_refuses_the_service_is_not_taken_for_another_service(tmp_path: Path) -> None:
+    section = DatabaseSection(file=tmp_path / "fleet.db")
+    with pytest.raises(BlockingIOError), sole_service(section):
+        raise BlockingIOError("no process is left")

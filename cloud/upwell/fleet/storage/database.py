@@ -47,11 +47,13 @@ def sole_service(section: DatabaseSection) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with ConfigError.on_os_error(path, "cannot be locked", key):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                problem = "another fleet service uses it; stop that one, or let replicas share `postgres`"
+                raise ConfigError.at(section.file, problem, key) from None
         yield
-    except BlockingIOError:
-        problem = "another fleet service uses it; stop that one, or let replicas share `postgres`"
-        raise ConfigError.at(section.file, problem, key) from None
     finally:
         os.close(descriptor)
 
