@@ -652,6 +652,7 @@ def test_a_run_that_nobody_waits_for_is_stopped_after_a_while_and_its_caller_is_
     assert not engine.stops[0].is_set()
     now_s[0] += 0.2
     batcher.stop_abandoned()
+    assert engine.stops[0].is_set()
     with pytest.raises(CallerLeft if leaves else DeadlineExceeded):
         future.result(LIMIT_S)
     assert batcher.run(x(1), Call()).outputs["y"].tolist() == [[2, 2]]
@@ -674,6 +675,7 @@ def test_a_run_goes_on_while_one_of_its_callers_waits(pool: ThreadPoolExecutor) 
         assert not engine.stops[1].is_set()
         call.cancelled.set()
         batcher.stop_abandoned()
+    assert engine.stops[1].is_set()
     for future in futures:
         with pytest.raises(CallerLeft):
             future.result(LIMIT_S)
