@@ -146,15 +146,17 @@ class Batch(Generic[Queue]):
     """Entries dropped when it was chosen, if they are still to be woken."""
     thread: int = 0
     """The identifier of the thread that runs it."""
+    left_s: float = math.inf
+    """When it was first seen that nobody waits for it any more."""
     is_stopped: bool = False
-    """Whether its run was stopped, since nobody waited for it any more."""
+    """Whether its run was stopped for that."""
 
     def is_abandoned(self, now_s: float) -> bool:
-        """Whether it has run for `ABANDONED_S`, and each caller has left, or its deadline passed as long ago."""
-        long_ago_s = now_s - ABANDONED_S
-        return self.started_s < long_ago_s and all(
-            queued.call.cancelled.is_set() or queued.deadline_s < long_ago_s for queued in self.entries
-        )
+        """Whether each caller has left, or its deadline has passed, and this was seen `ABANDONED_S` ago."""
+        if not all(queued.call.cancelled.is_set() or queued.deadline_s < now_s for queued in self.entries):
+            return False
+        self.left_s = min(self.left_s, now_s)
+        return now_s - self.left_s >= ABANDONED_S
 
     def begins(self) -> None:
         """Its rows are merged: release other callers, who would have contended with that."""
