@@ -164,6 +164,7 @@ def test_a_model_that_seems_too_slow_is_timed_again_beside_the_one_before(
             assert refusal_of(caught) is Refusal.TOO_SLOW
         else:
             switching._check_speed(MODEL, new, policy("version: 1\ndefaults: {deadline: 50ms}"))
+    assert former.durations_s == [0.02], "else no late answer of the new one would count in its trial"
 
 
 class Slow:
