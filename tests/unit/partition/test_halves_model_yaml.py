@@ -142,6 +142,31 @@ def test_what_needs_the_picture_is_left_to_who_has_it(tmp_path: Path) -> None:
     assert facts(loaded(both.tail, made.tail, tmp_path)) == ({"cut": "tensor"}, {"raw": "tensor"})
 
 
+@pytest.mark.parametrize(
+    ("resize", "is_in_tail"),
+    [
+        ("{resize: {to: [8, 8]}}", True),
+        ("{resize: {to: [8, 8], fit: contain}}", False),
+        ("{resize: {to: [8, 8], fit: cover}}", False),
+        ("{resize: {to: [9, 9]}}, {crop: {to: [8, 8]}}", False),
+    ],
+)
+def test_segments_of_a_picture_with_a_border_or_cut_off_are_placed_by_who_has_it(
+    tmp_path: Path, resize: str, is_in_tail: bool
+) -> None:
+    raw = Tensor("raw", "FP32", ("batch", 5, 8, 8))
+    made = halves(((PICTURE,), (CUT,)), ((CUT,), (raw,)), CUT)
+    text = (
+        "signature: {inputs: {image: {kind: image}}, outputs: {segments: {kind: segments}}}\n"
+        f"pre: [{{decode: image}}, {resize}, {{normalize: {{}}}}, {{layout: NCHW}}]\n"
+        "post: [{segments: {from: raw, to: segments}}]\n"
+    )
+    both = described(text, made)
+    assert ("'segments' need both halves" in both.left_out) == (not is_in_tail)
+    outputs = {"segments": "segments"} if is_in_tail else {"raw": "tensor"}
+    assert facts(loaded(both.tail, made.tail, tmp_path)) == ({"cut": "tensor"}, outputs)
+
+
 def test_the_tail_takes_a_raw_input_as_it_is_after_pre(tmp_path: Path) -> None:
     made = halves(((PICTURE,), (CUT,)), ((CUT, Tensor("mask", "FP32", ("batch", 4))), (SCORES,)), CUT)
     text = (

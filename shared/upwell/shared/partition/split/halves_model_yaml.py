@@ -124,6 +124,13 @@ class _UnsplitDescription:
         own = self.facts.get("runtimes", {}).get(self.runtime, {}).get(phase)
         return list(self.facts.get(phase, []) if own is None else own)
 
+    @property
+    def moves_pixels(self) -> bool:
+        """Whether `pre` adds a border to the picture or cuts something off, so that segments need it to be placed."""
+        resizes = (step["resize"] for step in self.steps("pre") if "resize" in step)
+        fits = {resize.get("fit", "stretch") for resize in resizes}
+        return bool(fits - {"stretch"}) or any("crop" in step for step in self.steps("pre"))
+
     def half(self, half: ModelHalf, cut: Collection[str], is_head: bool) -> _Post:
         """The part of `post` and of the signature's outputs that a half can do alone; nothing if that would hide
         `cut`."""
@@ -131,7 +138,8 @@ class _UnsplitDescription:
         found = _Post()
         for step, written in zip(self.post.steps, self.steps("post"), strict=True):
             ((operation, keys),) = written.items()
-            needs_picture = operation == "boxes" and self.sees_picture and not is_head
+            is_placed = operation == "boxes" or (operation == "segments" and self.moves_pixels)
+            needs_picture = is_placed and self.sees_picture and not is_head
             if needs_picture or not there.issuperset(step.reads):
                 there.difference_update(step.writes)
                 continue
