@@ -101,6 +101,13 @@ def test_whole_numbers_take_no_fractions() -> None:
         numbers("dtype: INT64", {"age": 1.5, "job": "cook", "smokes": 1}, dtype="INT64")
 
 
+@pytest.mark.parametrize("dtype", ["INT64", "FP32", "FP64"])
+def test_a_whole_number_of_400_digits_is_refused_like_any_other(dtype: str) -> None:
+    record = b'{"age": 1' + b"0" * 400 + b', "job": "cook", "smokes": 1}'
+    with pytest.raises(InvalidRequest, match=rf"record 0: age is 10+, which {dtype} cannot hold"):
+        numbers(f"dtype: {dtype}", record, dtype=dtype)
+
+
 @pytest.mark.parametrize(
     ("keys", "said"),
     [

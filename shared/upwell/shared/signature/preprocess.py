@@ -230,8 +230,8 @@ class _Table:
         dtype = numpy_dtype(self._op.dtype)
         limits: Any = np.iinfo(dtype) if dtype.kind == "i" else np.finfo(dtype)
         low, high = (int(limits.min), int(limits.max)) if dtype.kind == "i" else (float(limits.min), float(limits.max))
-        is_whole = dtype.kind != "i" or float(value).is_integer()
-        if not (is_whole and low <= value <= high):
+        # The range first: a whole number of 309 digits is too large for a float.
+        if not (low <= value <= high and (dtype.kind != "i" or float(value).is_integer())):
             raise InvalidRequest(f"record {row}: {name} is {value!r:.40}, which {self._op.dtype} cannot hold")
         return value
 
