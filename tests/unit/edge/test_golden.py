@@ -261,3 +261,12 @@ def test_exactly_the_share_of_labels_that_is_needed_is_enough() -> None:
     for right, passed in ((0.6, True), (0.61, False)):
         labels = Labels(np.array([0, 0, 0, 1, 1]), right)
         assert compare_labels(edge.signature, edge.run_now(rows_of(*[SURE] * 5)).outputs, labels).passed is passed
+
+
+@pytest.mark.parametrize(("right", "rows", "needed"), [(0.56, 25, 14), (0.55, 100, 55), (0.81, 300, 243)])
+def test_so_it_is_where_the_share_cannot_be_written_in_binary(right: float, rows: int, needed: int) -> None:
+    edge = edge_model()
+    outputs = edge.run_now(rows_of(*[SURE] * rows)).outputs
+    for found in (needed, needed - 1):
+        labels = Labels(np.array([0] * found + [1] * (rows - found)), right)
+        assert compare_labels(edge.signature, outputs, labels).passed is (found == needed)
