@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -39,6 +40,9 @@ _ANALYZED_US = "2000000"
 
 _MAX_EXPLAINED = 300
 _OVER = "over"
+
+_LISTENING = re.compile(r"udp:|srt:.*[?&]mode=(listener|rendezvous)(&|$)")
+"""Addresses of a port of this machine, at which the stream arrives."""
 
 _NETWORK = "tcp,udp,tls,rtp,srtp,http,https,httpproxy,crypto,data,rtmp,rtmps,rtmpt,rtmpe,ffrtmphttp,ffrtmpcrypt,srt"
 """The protocols that a stream may refer to: a remote playlist must not open local files."""
@@ -287,7 +291,7 @@ class VideoSource:
     def _is_beaten(self, connection: Connection, now_s: float) -> bool:
         """Try another connection beside one that delivers nothing; whether that one delivered a frame."""
         rival_s, rival = self._patience.rival_s, self._rival
-        if self._job.address.startswith("udp:"):  # it listens on a port, which no other can use meanwhile
+        if is_exclusive(self._job):  # another one could only fail, again and again
             return False
         if connection.live_s or not connection.opening_s or now_s - connection.opening_s < rival_s:
             self._end_rival()
@@ -407,6 +411,11 @@ class Pauses:
         pause_s = min(self._pause_s, self._patience.longest_pause_s)
         self._pause_s = 2 * pause_s
         return pause_s * self._random.uniform(0.5, 1.0)
+
+
+def is_exclusive(job: DecoderJob) -> bool:
+    """Whether one decoder alone can have the source: a camera of this machine, or a port on which it listens."""
+    return job.format == "v4l2" or _LISTENING.match(job.address) is not None
 
 
 def job_of(settings: VideoSettings | CameraSettings) -> DecoderJob:

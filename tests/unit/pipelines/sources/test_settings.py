@@ -24,7 +24,7 @@ from upwell.pipelines.sources.base import (
     shown_address,
 )
 from upwell.pipelines.sources.source_opening import open_source
-from upwell.pipelines.sources.video import Pauses, job_of
+from upwell.pipelines.sources.video import Pauses, is_exclusive, job_of
 from upwell.shared.errors import ConfigError
 
 MARK = "Zq7"
@@ -82,6 +82,17 @@ def test_a_camera_is_asked_for_size_and_rate() -> None:
     assert (job.address, job.format, job.is_live, job.keeps_all) == ("/dev/video2", "v4l2", True, False)
     assert job.options == {"framerate": "10", "video_size": "640x480"}
     assert job_of(CameraSettings()).options == {}
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["udp://0.0.0.0:5000", "srt://0.0.0.0:9000?latency=200&mode=listener", "srt://a:9?mode=rendezvous&pkt_size=1"],
+)
+def test_beside_what_listens_on_a_port_and_beside_a_camera_no_other_connection_is_tried(address: str) -> None:
+    assert is_exclusive(job_of(VideoSettings(address)))
+    assert is_exclusive(job_of(CameraSettings(decoder="gst-launch-1.0 nvarguscamerasrc ! nvvidconv")))
+    for other in ("srt://a:9000", "srt://a:9000?mode=caller", "rtsp://a/b?mode=listener"):
+        assert not is_exclusive(job_of(VideoSettings(other)))
 
 
 @given(st.integers(0, 2**32))
