@@ -133,11 +133,13 @@ class Publisher:
         return True
 
     def _amendment(self, waiting: WaitingEvent, result: SpoolResult) -> Event | None:
-        """The amendment; None if the model is no longer asked."""
+        """The amendment; None if the model is no longer asked, or by now has other outputs."""
         reader = self._as.readers.get(waiting.model)
         if reader is None:
             return None
         outputs = result.response().outputs
+        if any(one.name not in outputs for one in reader.signature.outputs):
+            return None
         facts = reader.facts(outputs, waiting.row, with_boxes=waiting.object is not None)
         facts |= {"route": "cloud", "reason": result.reason}
         if waiting.object is not None:

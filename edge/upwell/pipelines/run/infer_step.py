@@ -54,12 +54,14 @@ _REASONS: Sequence[tuple[type[UpwellError], str]] = (
 
 
 class AnswerReader:
-    """Reads the outputs of one model, row by row."""
+    """Reads the outputs of one model, row by row. `signature` is that of the version that is served."""
 
     def __init__(self, signature: Signature) -> None:
-        self._has_rows = signature.has_rows
-        self._outputs = signature.outputs
-        self._boxes = next((one for one in signature.outputs if one.kind == "detections"), None)
+        self.signature = signature
+
+    @property
+    def _boxes(self) -> LogicalOutput | None:
+        return next((one for one in self.signature.outputs if one.kind == "detections"), None)
 
     @property
     def finds_objects(self) -> bool:
@@ -68,10 +70,11 @@ class AnswerReader:
 
     def objects(self, outputs: Mapping[str, Array], row: int = 0) -> tuple[FoundObject, ...]:
         """The boxes of a row as objects; empty for a model that gives none."""
-        if self._boxes is None:
+        boxes = self._boxes
+        if boxes is None:
             return ()
-        found = found_boxes(self._row(outputs[self._boxes.name], row))
-        return tuple(_object(one, self._boxes.labels) for one in found)
+        found = found_boxes(self._row(outputs[boxes.name], row))
+        return tuple(_object(one, boxes.labels) for one in found)
 
     def facts(self, outputs: Mapping[str, Array], row: int = 0, *, with_boxes: bool = True) -> dict[str, Any]:
         """The facts that events write about a row: `label` and `score` of classes, `value` or `values` of a short
@@ -80,18 +83,19 @@ class AnswerReader:
         With several outputs, the first one of classes is at the top level and each other one under its name.
         """
         facts: dict[str, Any] = {}
-        for output in self._outputs:
-            if output is self._boxes and not with_boxes:
+        signature, boxes = self.signature, self._boxes
+        for output in signature.outputs:
+            if output is boxes and not with_boxes:
                 continue
             said = _facts_of(output, self._row(outputs[output.name], row))
-            if len(self._outputs) == 1 or ("label" in said and "label" not in facts):
+            if len(signature.outputs) == 1 or ("label" in said and "label" not in facts):
                 facts.update(said)
             elif said:
                 facts[output.name] = said
         return facts
 
     def _row(self, array: Array, row: int) -> Array:
-        return array[row] if self._has_rows else array
+        return array[row] if self.signature.has_rows else array
 
 
 def _object(numbers: Array, labels: Sequence[str]) -> FoundObject:
@@ -175,20 +179,24 @@ class Inference:
         if served is None:
             known = ", ".join(agent.models)
             raise ConfigError.at(None, f"the agent has no model {settings.model!r}; it has {known}", "infer.model")
-        if served.entry_model is None or (window is None and not served.entry_model.pictures):
+        entry = served.entry_model
+        if entry is None or (window is None and (len(entry.signature.inputs) > 1 or not entry.pictures)):
             raise ConfigError.at(
-                None, f"model {settings.model!r} takes no picture on this device; expected an input of kind image",
+                None, f"model {settings.model!r} takes no picture alone on this device; expected one input, an image",
                 "infer.model",
             )  # fmt: skip
         self.settings = settings
-        self._signature = served.entry_model.signature
-        self.reader = AnswerReader(self._signature)
         self._agent = agent
-        if window is None:
-            self._input = next(iter(served.entry_model.pictures))
-        else:
-            self._input = _input_for(window, self._signature, settings.model)
+        self.reader = AnswerReader(entry.signature)
+        if window is not None:
+            _check_window(window, self._signature, settings.model)
         self.tags: Mapping[str, str] = {"pipeline": pipeline, **settings.tags}
+
+    @property
+    def _signature(self) -> Signature:
+        """That of the version that is served now; another one may name its input, outputs and classes otherwise."""
+        entry = self._agent.models[self.settings.model].entry_model
+        return self.reader.signature if entry is None else entry.signature
 
     @property
     def wanted(self) -> Wanted:
@@ -206,26 +214,35 @@ class Inference:
         return WHOLE if op is None else Wanted(op.to[1], op.to[0], op.fit == "contain")
 
     def about(self, scene: Scene) -> Array:
-        """The model's input for a whole frame."""
-        window = scene.frame.window
+        """The model's input for a whole frame. Raises `FrameDropped` if it does not fit a new version."""
+        window, signature = scene.frame.window, self._signature
         if window is not None:
-            return _as_input(window, self._signature)
+            try:
+                return _as_input(window, signature)
+            except ValueError as error:
+                raise FrameDropped("failed", f"model {self.settings.model!r} {error}") from None
+        name = signature.inputs[0].name
         # RGB, but for a model whose callers give BGR; what turns the one into the other turns it back.
-        return in_rgb(self._signature, {self._input: scene.pixels})[self._input]
+        return in_rgb(signature, {name: scene.pixels})[name]
 
     def ask(self, rows: Array, tags: Mapping[str, str], until_s: float) -> Answer:
         """The agent's answer about these rows. Raises `FrameDropped`."""
         left_s = until_s - time.monotonic()
         if left_s <= 0:
             raise FrameDropped("late")
-        id = uuid.uuid4().hex
+        id, name = uuid.uuid4().hex, self._signature.inputs[0].name
         try:
-            return self._agent.infer(
-                self.settings.model, {self._input: rows}, deadline_s=left_s, tags={**self.tags, **tags}, id=id
+            answer = self._agent.infer(
+                self.settings.model, {name: rows}, deadline_s=left_s, tags={**self.tags, **tags}, id=id
             )
         except UpwellError as error:
             reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), "failed")
             raise FrameDropped(reason, str(error), id) from error
+        self.reader.signature = self._signature
+        for output in self.reader.signature.outputs:
+            if output.name not in answer.outputs:  # the version before answered, or took the place of one on trial
+                raise FrameDropped("failed", f"the answer of another version has no output {output.name!r}", id)
+        return answer
 
     def facts(self, answer: Answer, row: int, *, with_boxes: bool = True) -> dict[str, Any]:
         """The facts that events write about a row of the answer; `id` is that of the request, for `upwell explain`.
@@ -237,8 +254,8 @@ class Inference:
         return {**facts, **about, **case_of(answer, row)}
 
 
-def _input_for(window: tuple[int, int], signature: Signature, model: str) -> str:
-    """The name of the input that takes windows. Raises `ConfigError`."""
+def _check_window(window: tuple[int, int], signature: Signature, model: str) -> None:
+    """Raise `ConfigError` for a model that does not take the windows."""
     one = signature.inputs[0]
     if len(signature.inputs) > 1 or one.kind != "tensor" or numpy_dtype(one.spec.datatype).kind != "f":
         text = f"model {model!r} does not take a series; expected one input, a floating-point tensor"
@@ -247,7 +264,6 @@ def _input_for(window: tuple[int, int], signature: Signature, model: str) -> str
         _as_input(np.broadcast_to(np.zeros((), np.uint8), window), signature)
     except ValueError as error:
         raise ConfigError.at(None, f"model {model!r} {error}", "infer.model") from None
-    return one.name
 
 
 def _as_input(window: Array, signature: Signature) -> Array:

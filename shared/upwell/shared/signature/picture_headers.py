@@ -65,7 +65,7 @@ def in_rgb(signature: Signature, inputs: Mapping[str, Array]) -> Mapping[str, Ar
     turned = {
         one.name: np.ascontiguousarray(inputs[one.name][..., ::-1])
         for one in signature.inputs
-        if one.is_bgr and inputs[one.name].dtype == np.uint8 and inputs[one.name].shape[-1] == 3
+        if one.is_bgr and one.name in inputs and inputs[one.name].dtype == np.uint8 and inputs[one.name].shape[-1] == 3
     }
     return {**inputs, **turned} if turned else inputs
 

@@ -11,7 +11,9 @@ import pytest
 
 from tests.pipelines_run import MadeSource, write_agent
 from tests.unit import models_for_tests as models
-from upwell.edge.server.agent_assembly import embedded_agent
+from upwell.edge.models.model_config import EdgeSide
+from upwell.edge.models.model_loader import Loader
+from upwell.edge.server.agent_assembly import embedded_agent, warm_up
 from upwell.pipelines.events.event_rules import EventRules
 from upwell.pipelines.frame import FoundObject, Frame, Scene
 from upwell.pipelines.frame_outcome import AnsweredFrame, DroppedFrame
@@ -19,6 +21,9 @@ from upwell.pipelines.run import infer_step
 from upwell.pipelines.run.frame_loop import FrameLoop
 from upwell.pipelines.run.infer_step import Inference, InferFrame, InferObjects, InferSettings, crop_of
 from upwell.pipelines.steps.geometry import Zones
+from upwell.shared.signature.picture_headers import in_rgb
+from upwell.shared.signature.signature import LogicalInput, Signature
+from upwell.shared.tensors import TensorSpec
 
 PICTURE = np.zeros((40, 40, 3), np.uint8)
 FOUND = FoundObject("card", 0.9, (0.1, 0.1, 0.9, 0.9), track=1)
@@ -43,18 +48,25 @@ def test_a_late_answer_holds_for_the_track_only_while_its_case_is_the_last_word(
     assert second.answers["digits"]["label"] == asked["label"]
 
 
-def write_colours(folder: Path, channels: str) -> Path:
-    """An agent whose model says which of three colours a picture has most of."""
+def write_model(folder: Path, channels: str, names: str = "image most red, green, blue") -> Path:
+    """The bundle of a model that says which of three colours a picture has most of."""
+    picture, most, labels = names.split(maxsplit=2)
     bundle = folder / "colours"
-    bundle.mkdir()
-    nodes = [onnx.helper.make_node("ReduceMean", ["x"], ["most"], axes=[1, 2], keepdims=0)]
-    pictures, scores = [models.tensor("x", ["rows", 8, 8, 3])], [models.tensor("most", ["rows", 3])]
+    bundle.mkdir(parents=True)
+    nodes = [onnx.helper.make_node("ReduceMean", ["x"], [most], axes=[1, 2], keepdims=0)]
+    pictures, scores = [models.tensor("x", ["rows", 8, 8, 3])], [models.tensor(most, ["rows", 3])]
     models.save(bundle / "model.onnx", nodes, pictures, scores)
     (bundle / "model.yaml").write_text(
-        f"signature: {{inputs: {{image: {{kind: image, channels: {channels}}}}}, "
-        "outputs: {most: {kind: logits, labels: [red, green, blue]}}}\n"
+        f"signature: {{inputs: {{{picture}: {{kind: image, channels: {channels}}}}}, "
+        f"outputs: {{{most}: {{kind: logits, labels: [{labels}]}}}}}}\n"
         "pre: [{decode: image}, {resize: {to: [8, 8]}}, {normalize: {scale: 0.01}}]\n"
     )
+    return bundle
+
+
+def write_colours(folder: Path, channels: str) -> Path:
+    """An agent with that model."""
+    write_model(folder, channels)
     path = folder / "agent.yaml"
     path.write_text("models: {colours: {edge: {bundle: colours, runtime: onnx}}}\n")
     return path
@@ -69,6 +81,30 @@ def test_a_model_sees_the_colours_that_there_are_whatever_order_its_callers_have
         assert InferFrame(inference).take(scene, float("inf")).answers["colours"]["label"] == "red"
         (found,) = InferObjects(inference).take(scene, float("inf")).objects
     assert found.answers["colours"]["label"] == "red"
+
+
+def test_a_new_version_is_asked_and_read_by_its_own_names_and_colours(tmp_path: Path) -> None:
+    red = PICTURE + np.array([255, 0, 0], np.uint8)
+    scene = Scene(Frame(1, 1.0, 2.0, red, red[:, :, 0]), red, (FOUND,))
+    new = write_model(tmp_path / "new", "bgr", "picture mean rot, gelb, blau")
+    with embedded_agent(write_colours(tmp_path, "rgb")) as agent:
+        inference = Inference(agent, InferSettings("colours"), "dock")
+        whole, crops = InferFrame(inference), InferObjects(inference)
+        assert whole.take(scene, float("inf")).answers["colours"]["label"] == "red"
+        edge = Loader("colours", EdgeSide(bundle=new, runtime="onnx")).load()
+        warm_up("colours", edge)
+        assert agent.replace_edge("colours", edge)
+        assert whole.take(scene, float("inf")).answers["colours"]["label"] == "rot"
+        (found,) = crops.take(scene, float("inf")).objects
+    assert found.answers["colours"]["label"] == "rot"
+    assert [one.name for one in inference.reader.signature.outputs] == ["mean"]  # late answers are read by it too
+
+
+def test_a_second_picture_that_is_missing_is_left_to_the_check_of_the_inputs() -> None:
+    """A new version may take two: the request is refused with a reason, and no thread fails."""
+    spec = TensorSpec("", "BYTES", (-1,))
+    left, right = (LogicalInput(name, "image", spec, is_bgr=True) for name in ("left", "right"))
+    assert set(in_rgb(Signature((left, right), (), has_rows=True), {"left": PICTURE})) == {"left"}
 
 
 def test_a_track_is_asked_about_again_when_it_is_seen_better_or_its_answer_is_old(tmp_path: Path) -> None:
