@@ -91,10 +91,11 @@ class _Walk:
 
     `has_boxes` is None if unknown, and after the lack of boxes was reported; `boxless` says why there are none.
     `lacks_track`: the lack of a tracker was reported. `labels` are those that an object may have, `found` those of
-    all detectors, None if unknown; `kept_by` is the last step that dropped some of them. `is_misnamed`: a step names
-    a model that the agent does not have, which may be the only reason why another's answers are missing. `window` is
-    the number of points and fields of a frame of a series, None if frames are pictures. `zones` and `lines` map a
-    name to the step that defines it; `on_frame` and `on_objects` are the models asked.
+    all detectors, None if unknown; `kept_by` is the last step that dropped some of them, and `thinned_by` the last
+    that dropped some of any label. `is_misnamed`: a step names a model that the agent does not have, which may be the
+    only reason why another's answers are missing. `window` is the number of points and fields of a frame of a series,
+    None if frames are pictures. `zones` and `lines` map a name to the step that defines it; `on_frame` and
+    `on_objects` are the models asked.
     """
 
     place: Location
@@ -108,6 +109,7 @@ class _Walk:
     labels: set[str] | None = field(default_factory=set)
     found: set[str] | None = field(default_factory=set)
     kept_by: int = 0
+    thinned_by: int = 0
     is_misnamed: bool = False
     zones: dict[str, int] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)
@@ -276,6 +278,8 @@ class _Walk:
             return
         if step.where is not None:
             self._condition((*location, "where"), step.where, has_times=False)
+        if step.min_score or step.where is not None:
+            self.thinned_by = number
         if step.labels is None:
             return
         are_known = self._known_labels((*location, "labels"), step.labels)
@@ -285,6 +289,9 @@ class _Walk:
         if not self._boxes(location, "blur"):
             return
         self._known_labels((*location, "labels"), step.labels)
+        if self.thinned_by:
+            doubt = f"what `keep` in step {self.thinned_by} drops by its score or `where` stays visible; blur before it"
+            self.warnings |= {location: doubt}
         self.warnings |= {one: f"{text}; step {number} blurs" for one, text in self.clear.items()}
         self.clear = {}
 

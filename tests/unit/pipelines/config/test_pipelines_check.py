@@ -120,6 +120,19 @@ def test_blur_of_what_keep_has_dropped_is_refused() -> None:
     assert problems(whole(steps)) == ["steps[2].blur.labels[0]: `keep` in step 2 drops objects with the label 'face'"]
 
 
+def test_blur_after_keep_is_doubted_where_keep_drops_more_than_labels() -> None:
+    doubt = "steps[2].blur: what `keep` in step 2 drops by its score or `where` stays visible; blur before it"
+
+    def is_doubted(keep: str) -> bool:
+        return doubt in warnings(whole(f"{BOXED}, {{keep: {{{keep}}}}}, {{blur: {{labels: [face]}}}}"))
+
+    assert is_doubted("min_score: 20%")
+    assert is_doubted("labels: [face, person], min_score: 20%")
+    assert not is_doubted("labels: [face, person]")
+    before = warnings(whole(f"{BOXED}, {{blur: {{labels: [face]}}}}, {{keep: {{min_score: 20%}}}}"))
+    assert not any("stays visible" in one for one in before)
+
+
 def test_a_camera_belongs_to_one_pipeline() -> None:
     text = "pipelines: {a: {source: {camera: /dev/video0}}, b: {source: {camera: /dev/video0}}}"
     assert problems(text) == [
