@@ -18,9 +18,11 @@ from tests.faults.programs import Program
 from tests.faults.scene import until
 from tests.pipelines_run import LIMIT_S, pipelines_text, running_pipelines, write_agent
 from upwell.pipelines.config.pipelines_check import parse_pipelines
+from upwell.pipelines.config.pipelines_config import PipelinesConfig
 from upwell.pipelines.run import pipeline_factory
 from upwell.pipelines.sources.base import Source
 from upwell.pipelines.sources.source_opening import open_source
+from upwell.shared.errors import ConfigError
 from upwell.tools.demo import digit_data
 
 
@@ -130,6 +132,32 @@ def test_pipelines_that_are_being_changed_are_not_over(tmp_path: Path, monkeypat
         for thread in asking:
             thread.join()
     assert said == [False]
+
+
+def test_a_pipeline_that_could_not_be_started_again_is_started_by_the_next_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by the file that was there before; and until then `upwell run` does not end."""
+
+    def text(event: str) -> str:
+        pipeline = {"source": {"folder": str(tmp_path)}, "events": [{"name": event, "on": "frame"}]}
+        return pipelines_text(tmp_path, dock=pipeline)
+
+    def config(event: str) -> PipelinesConfig:
+        return parse_pipelines(text(event), tmp_path / "pipelines.yaml")[0]
+
+    def fail(*_: Any) -> Source:
+        raise ConfigError.at(None, "the password is being replaced")
+
+    with running_pipelines(tmp_path, write_agent(tmp_path), text("seen")) as it:
+        with monkeypatch.context() as patched:
+            patched.setattr(pipeline_factory, "open_source", fail)
+            with pytest.raises(ConfigError, match="the password is being replaced"):
+                it.runner.change(config("read"))
+        assert it.runner.pipelines == {}
+        assert not it.runner.is_over
+        it.runner.change(config("seen"))
+        assert set(it.runner.pipelines) == {"dock"}
 
 
 def test_where_a_new_sink_cannot_be_opened_the_former_pipelines_are_back(tmp_path: Path) -> None:

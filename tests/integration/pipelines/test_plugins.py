@@ -53,9 +53,19 @@ class HangingSource(MadeSource):
         return super().next(timeout_s)
 
 
+class StuckSource(MadeSource):
+    """Cannot be closed."""
+
+    def close(self) -> None:
+        super().close()
+        raise RuntimeError("the cable is gone")
+
+
 def made(options: Mapping[str, Any]) -> Source:
     """The entry point `made`."""
     pictures = [next(digit_data.video(digit_data.cards(1, seed=1)))] * FRAMES
+    if options.get("sticks"):
+        return StuckSource(pictures)
     return (HangingSource if options.get("hangs") else MadeSource)(pictures)
 
 
@@ -100,3 +110,13 @@ def test_a_source_that_hangs_holds_up_no_other_pipeline_and_no_end(
     assert "pipeline hanging: the source or a step hangs; the pipeline is abandoned" in caplog.text
     let_go.set()
     until(lambda: not any("hanging" in one.name for one in threading.enumerate()), LIMIT_S)
+
+
+def test_a_source_that_cannot_be_closed_keeps_nothing_open(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stuck = {"source": {"plugin": {"name": "made", "options": {"sticks": True}}}, **SEEN}
+    text = pipelines_text(tmp_path, stuck=stuck, dock={"source": {"plugin": {"name": "made"}}, **SEEN})
+    with running_pipelines(tmp_path, write_agent(tmp_path), text) as it:
+        it.wait()
+    assert caplog.text.count("pipeline stuck: the source cannot be closed: RuntimeError") == 1
+    assert len(it.events("stuck")) == len(it.events("dock")) == FRAMES
+    assert it.runner.pipelines["dock"].is_stopped

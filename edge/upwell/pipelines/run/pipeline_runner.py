@@ -102,7 +102,8 @@ class PipelineRunner(Closing):
             if self._is_stopped:
                 return
             former, sections = self._sections, config.pipelines
-            changed = [name for name in {**former, **sections} if former.get(name) != sections.get(name)]
+            missing = sections.keys() - self._pipelines.keys()  # could not be started again after a change that failed
+            changed = [one for one in {**former, **sections} if former.get(one) != sections.get(one) or one in missing]
             for name in changed:
                 if name in sections:
                     self._factory.check(name, sections[name])
@@ -146,7 +147,8 @@ class PipelineRunner(Closing):
     def is_over(self) -> bool:
         """Whether every source has ended. Waits for a change in progress, during which none may run."""
         with self._changing:
-            return not any(thread.is_alive() for thread in self._threads.values())
+            is_whole = self._threads.keys() == self._sections.keys()  # else the next change may start what is missing
+            return is_whole and not any(thread.is_alive() for thread in self._threads.values())
 
     @property
     def has_failed(self) -> bool:
@@ -216,7 +218,10 @@ def _end(pipeline: FrameLoop, thread: BackgroundThread) -> None:
     is_started = thread.ident is not None
     if is_started:
         thread.join(_HANGING_S)
-    pipeline.close()  # a custom source may hang until it is closed, or for ever
+    try:
+        pipeline.close()  # a custom source may hang until it is closed, or for ever
+    except Exception as error:  # noqa: BLE001  somebody else's module, which may fail in any way
+        _log.error("pipeline %s: the source cannot be closed: %s", pipeline.name, type(error).__name__)
     if is_started:
         thread.join(_HANGING_S)
         if thread.is_alive():
