@@ -90,12 +90,15 @@ class PictureFolder:
         raise SourceEnded(f"{self._settings.path} has ended" + (f": {why}" if why else ""))
 
     def done(self, frame: Frame) -> None:
-        """Move, mark or leave the file of the frame, as configured. If the folder cannot be changed, that is only
-        logged.
+        """Move, mark or leave the file of the frame, as configured; leave one that has taken its name by now.
+
+        If the folder cannot be changed, that is only logged.
         """
         if frame.path is None or self._settings.answered == "leave":
             return
         try:
+            if _signature(frame.path.stat()) != self._given.get(frame.path.name):
+                return  # a picture that is still to be read
             if self._settings.answered == "mark":
                 frame.path.with_name(frame.path.name + _MARK).touch()
             else:
@@ -139,7 +142,7 @@ class PictureFolder:
         sightings: dict[str, _Sighting] = {}
         for name in sorted(stats):
             status = stats[name]
-            signature = (status.st_size, status.st_mtime_ns, status.st_ino)
+            signature = _signature(status)
             if not stat.S_ISREG(status.st_mode) or self._given.get(name) == signature or name + _MARK in found:
                 continue
             sighting = self._sightings.get(name)
@@ -242,6 +245,10 @@ def _is_picture(name: str) -> bool:
     return not name.startswith(".") and os.path.splitext(name)[1].lower() in _SUFFIXES
 
 
+def _signature(status: os.stat_result) -> Signature:
+    return status.st_size, status.st_mtime_ns, status.st_ino
+
+
 def _statuses(entries: Iterable[os.DirEntry[str]]) -> tuple[dict[str, os.stat_result], bool]:
     """The status of each file by its name, without links to nothing, and whether no file is gone since the listing.
 
@@ -268,7 +275,7 @@ def _contents(path: Path, max_bytes: int) -> tuple[bytes | None, Signature]:
             raise OSError("it is not a regular file")
         data = file.read(max_bytes + 1)
         status = os.fstat(descriptor)
-    return (data if len(data) <= max_bytes else None), (status.st_size, status.st_mtime_ns, status.st_ino)
+    return (data if len(data) <= max_bytes else None), _signature(status)
 
 
 def _move(path: Path, folder: Path) -> None:

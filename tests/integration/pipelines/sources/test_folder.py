@@ -162,6 +162,22 @@ def test_a_name_that_was_answered_before_is_moved_beside_the_other(tmp_path: Pat
     assert sorted(os.listdir(tmp_path / "kept")) == ["a-1.jpg", "a-2.jpg", "a.jpg"]
 
 
+def test_a_picture_that_took_the_name_of_the_answered_one_is_read_and_not_moved_unread(tmp_path: Path) -> None:
+    """As from a camera that overwrites its last picture while that is being answered."""
+    put(tmp_path, "a.jpg", 1)
+    source = PictureFolder(FolderSettings(tmp_path, settle_s=0.01))
+    first = source.next(5)
+    assert first is not None
+    put(tmp_path, "a.jpg", 2, age_s=30.0)
+    source.done(first)
+    second = source.next(5)
+    assert second is not None
+    assert number_of(second.pixels) == 2
+    source.done(second)
+    source.close()
+    assert os.listdir(tmp_path / "done") == ["a.jpg"]
+
+
 def test_a_file_that_is_being_written_is_read_when_it_is_whole(tmp_path: Path) -> None:
     whole = put(tmp_path, "whole.png", 5).read_bytes()
     os.unlink(tmp_path / "whole.png")
