@@ -234,7 +234,7 @@ class PictureFolder:
                 rust_timeout=_WAIT_MS, yield_on_timeout=True, recursive=False,
             )  # fmt: skip
             next(self._changes, None)
-        except OSError:  # gone, or out of watches: the folder is still scanned from time to time
+        except (OSError, RuntimeError):  # gone, or out of watches, which is a RuntimeError: it is still scanned
             self._changes = None
             return False
         return True

@@ -221,6 +221,22 @@ def test_a_new_file_is_seen_at_once_while_the_source_waits(tmp_path: Path, monke
     source.close()
 
 
+def test_where_the_system_gives_no_more_watches_the_folder_is_scanned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:  # as watchfiles does
+        raise RuntimeError("Error creating recommended watcher: Too many open files (os error 24)")
+
+    monkeypatch.setattr("watchfiles.watch", fail)
+    source = PictureFolder(FolderSettings(tmp_path, settle_s=0.01))
+    assert source.next(0.3) is None
+    put(tmp_path, "a.jpg", 3)
+    frame = source.next(10)
+    assert frame is not None
+    assert number_of(frame.pixels) == 3
+    source.close()
+
+
 def test_a_folder_that_is_not_there_yet_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     later = tmp_path / "mounted later"
     source = PictureFolder(FolderSettings(later, settle_s=0.01))
