@@ -37,15 +37,15 @@ class Counting:
         self.problem = ""
         self._since_unix_s, self._requests, self._late = time.time(), 0, 0
 
-    def poll(self, late: float = 0.0, starts: bool = True) -> None:
-        """Serve twenty requests, poll, and hear what is wished."""
+    def poll(self, late: float = 0.0, starts: bool = True, hears: bool = True) -> None:
+        """Serve twenty requests, poll, and do what is wished if it `hears` that."""
         self._requests += 20
         self._late += round(20 * late)
         counts = {"requests": self._requests, "late": self._late}
         counted = {"release": self.release, "since_unix_s": self._since_unix_s, "counts": counts}
         message = opamp_pb2.CustomMessage(capability=STATISTICS, type="counted", data=json.dumps(counted).encode())
         heard = self.device.poll(custom_message=message, package_statuses=self._packages())
-        if heard.HasField("remote_config"):
+        if hears and heard.HasField("remote_config"):
             wish = json.loads(heard.remote_config.config.config_map[WISH_FILE].body)
             if not self.wished or wish["release"] != self.wished[-1]:
                 self.wished.append(wish["release"])
@@ -279,6 +279,35 @@ def test_a_device_on_its_way_back_goes_on_back_while_the_next_rollout_waits(flee
     fleet.do("POST", f"/rollouts/{first}/back")
     hour = (time.gmtime().tm_hour + 12) % 24
     started(fleet, waves=["100%"], release=NEW + 1, window={"hours": f"{hour:02}:00-{hour:02}:01"})
+    for one in devices:
+        one.poll()
+    assert {one.release for one in devices} == {FORMER}
+
+
+@pytest.mark.slow
+def test_a_halted_release_is_not_what_the_next_rollout_gives_back(fleet: Service) -> None:
+    """The devices have not gone back yet when the next one begins: they go back before they are offered its release."""
+    devices = devices_of(fleet, 2)
+    first = started(fleet, waves=["100%"])
+    while {one.release for one in devices} != {NEW}:
+        for one in devices:
+            one.poll()
+        settle()
+    for one in devices:
+        one.poll()
+    settle()
+    fleet.do("POST", f"/rollouts/{first}/back")
+    second = started(fleet, waves=["100%"], release=NEW + 1)
+    for _ in range(3):
+        for one in devices:
+            one.poll(hears=False)
+        settle()
+    assert {one["stage"] for one in fleet.get(f"/rollouts/{second}")["devices"]} == {"waiting"}
+    while {one.release for one in devices} != {NEW + 1}:
+        for one in devices:
+            one.poll()
+        settle()
+    fleet.do("POST", f"/rollouts/{second}/back")
     for one in devices:
         one.poll()
     assert {one.release for one in devices} == {FORMER}

@@ -12,17 +12,19 @@ import pytest
 from tests.unit.fleet.simulated_fleet import BAD, FORMER, HEALTHY, NEW, Rates, SimulatedFleet, fleet
 from upwell.fleet.rollout.rollout_state import (
     Halt,
+    Member,
     NextWave,
     OfferRelease,
     Reached,
     Reported,
     Rollout,
     RolloutPhase,
+    RolloutPlan,
     Stage,
     TakeBack,
     TakenBack,
 )
-from upwell.fleet.rollout.state_machine import step
+from upwell.fleet.rollout.state_machine import begin, step
 from upwell.fleet.rollout.wave_gate import (
     DEFAULT_GATE,
     FALSE_HALT_LEVEL,
@@ -38,7 +40,7 @@ from upwell.fleet.rollout.wave_gate import (
     raised,
     threshold,
 )
-from upwell.fleet.rollout.wave_plan import RolloutWindow
+from upwell.fleet.rollout.wave_plan import RolloutWindow, parse_waves
 
 DAY_MIN = 1440
 
@@ -204,6 +206,21 @@ def test_a_device_is_offered_a_release_within_its_hours_alone() -> None:
     for at_s, action in simulated.offers:
         if isinstance(action, OfferRelease):
             assert RolloutWindow("22:00-06:00").is_open(at_s, members[action.device].zone)
+
+
+@pytest.mark.parametrize("refused", ["", "release 5 is older than release 6, which is installed"])
+def test_a_release_that_was_taken_back_is_nobodys_way_back_and_no_past_to_compare_with(refused: str) -> None:
+    good = Counts(1000, 10)
+    members = {"d": Member(0, former=FORMER - 1, before=good, leaving=FORMER)}
+    rollout = begin(RolloutPlan("r", NEW, parse_waves(["100%"])), members, (), 0.0)
+    rollout, actions = step(rollout, Reported("d", 1.0, FORMER, Counts(50, 50), refused), 1.0)
+    assert rollout.pooled == rollout.members["d"].before == good
+    if not refused:  # else it cannot go back
+        assert actions == ()
+        rollout, actions = step(rollout, Reported("d", 2.0, FORMER - 1, Counts(5)), 2.0)
+    assert actions == (OfferRelease("d", NEW),)
+    _, (_, back) = step(rollout, TakenBack("ann"), 3.0)
+    assert back == TakeBack("d", FORMER - 1)
 
 
 def test_a_halt_says_which_bound_with_which_figures() -> None:

@@ -56,7 +56,8 @@ class Member:
     roll-out, or once it has passed, those under the new release until then. `taken_unix_s` is when it is known to have
     received the offer, `reported_unix_s` when it last polled. `told_before` is its complaint about a release from
     before the offer. `problem` says why it failed, `is_back` whether it was seen on its former release since that was
-    offered again.
+    offered again. `leaving` is the release that it still runs at the start, though it is on its way back to `former`;
+    what it serves under that one is not counted.
     """
 
     wave: int
@@ -74,6 +75,7 @@ class Member:
     told_before: str = ""
     problem: str = ""
     is_back: bool = False
+    leaving: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,15 +197,19 @@ def _header(rollout: Rollout) -> Any:
 
 
 def _member(connection: Connection, device: Stored, wave: int) -> Member:
-    """A device at the start, with its counts under the release that it runs."""
+    """A device at the start, with its counts under the release that it runs, or to which it is on its way back."""
+    runs, assigned = device["release"], device["assigned"]
+    is_leaving = runs is not None and assigned is not None and assigned < runs
+    former = (assigned or None) if is_leaving else runs
     rows = connection.execute(
         select(STATISTICS.c.since_unix_s, STATISTICS.c.release, STATISTICS.c.counts)
         .where(STATISTICS.c.device_id == device["id"])
         .order_by(STATISTICS.c.id)
     )
-    latest = {row.since_unix_s: counts_of(row.counts) for row in rows if row.release == device["release"]}
+    latest = {row.since_unix_s: counts_of(row.counts) for row in rows if row.release == former}
     zone = labels_of(device).get(ZONE_LABEL, "UTC")
-    return Member(wave, zone, device["release"], before=sum(latest.values(), NO_COUNTS))
+    before = sum(latest.values(), NO_COUNTS)
+    return Member(wave, zone, former, before=before, leaving=runs if is_leaving else None)
 
 
 def counts_of(counts: Mapping[str, Any]) -> Counts:

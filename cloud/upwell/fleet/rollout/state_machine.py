@@ -70,7 +70,7 @@ def begin(plan: RolloutPlan, members: Mapping[str, Member], others: Iterable[Rol
                 f"device {both[0]}{more} in roll-out {other.plan.id}, which is {other.phase.value}; "
                 "finish or take it back first"
             )
-    lacking = {name: one for name, one in members.items() if one.former != plan.release}
+    lacking = {name: one for name, one in members.items() if (one.leaving or one.former) != plan.release}
     if not lacking:
         raise ValueError(f"every device already runs release {plan.release}")
     pooled = sum((one.before for one in lacking.values()), NO_COUNTS)
@@ -118,7 +118,10 @@ def _report(rollout: Rollout, event: Reported, now_unix_s: float) -> Step:
     heard = replace(member, reported_unix_s=event.at_unix_s)
     if member.stage is Stage.WAITING:
         heard = replace(heard, told_before=event.refused)
-        return _offered(_note_former(rollout, event, heard), event.device, now_unix_s)
+        noted = _note_former(rollout, event, heard)
+        if _is_leaving(member, event) and not event.refused:
+            return noted, ()  # it goes back first: a device can return to the release before its current one alone
+        return _offered(noted, event.device, now_unix_s)
     if member.stage in (Stage.FAILED, Stage.RETURNED):
         is_back = heard.is_back or event.release == member.former
         return _with(rollout, event.device, replace(heard, is_back=is_back)), ()
@@ -140,6 +143,8 @@ def _note_former(rollout: Rollout, event: Reported, member: Member) -> Rollout:
     """Record the counts of a device without an offer: its own past, and the present of a control group."""
     if event.release == rollout.plan.release:
         member = replace(member, stage=Stage.LEFT, problem="the device has the release from elsewhere")
+    elif _is_leaving(member, event):
+        pass  # that release was taken back from it: it is neither what to go back to nor what to compare with
     elif event.release not in (None, member.former):
         member = replace(member, former=event.release, before=event.delta, baseline=event.delta)
     else:
@@ -147,6 +152,11 @@ def _note_former(rollout: Rollout, event: Reported, member: Member) -> Rollout:
         member = replace(member, before=member.before + event.delta)
         rollout = replace(rollout, pooled=rollout.pooled + event.delta)
     return _with(rollout, event.device, member)
+
+
+def _is_leaving(member: Member, event: Reported) -> bool:
+    """Whether the device still runs a release that was taken back from it."""
+    return event.release is not None and event.release == member.leaving
 
 
 def _note_control(rollout: Rollout, delta: Counts, own: Counts) -> Rollout:
