@@ -37,7 +37,8 @@ is for a load that takes long, or never ends."""
 
 @dataclass
 class _CurrentChange:
-    """One change: the worker that asked for it, until when that waits, and the workers that have not made it yet."""
+    """One change: the worker that asked for it, until when that waits, the workers that have not made it yet, and
+    whether one died while it loaded the model."""
 
     change: Change
     asker: int
@@ -45,6 +46,7 @@ class _CurrentChange:
     until_s: float
     waiting: set[int]
     error: tuple[str, str] | None = None
+    is_deadly: bool = False
 
 
 class Changes:
@@ -70,16 +72,18 @@ class Changes:
     def start(
         self, number: int, config: Mapping[str, object], fatal: tuple[tuple[str, str], ...] = ()
     ) -> list[Message]:
-        """The first messages for a new worker, which bring it up to date, including a change in progress unless its
-        model is among the `fatal` ones."""
+        """The first messages for a new worker, which bring it up to date, including a change in progress, unless that
+        load has ended a worker and its model is among the `fatal` ones."""
         self._workers.add(number)
         versions = dict(self._versions) if self._versions else None
         first: list[Message] = [
             StartWorker(number, config, tuple(sorted(self._unloaded)), versions, dict(self._settings), fatal)
         ]
-        if self._current is not None and self._current.change.model not in {model for model, _ in fatal}:
-            self._current.waiting.add(number)
-            first.append(self._current.change)
+        current = self._current
+        if current is None or (current.is_deadly and current.change.model in {model for model, _ in fatal}):
+            return first
+        current.waiting.add(number)
+        first.append(current.change)
         return first
 
     def ask(self, number: int, ask: Ask, now_s: float) -> None:
@@ -111,12 +115,15 @@ class Changes:
         self._current.error = self._current.error or done.error
         self._without(number)
 
-    def gone(self, number: int) -> None:
-        """Forget a worker that died: nobody waits for it, and the changes it asked for are dropped unless begun."""
+    def gone(self, number: int, loading: tuple[str, str] | None = None) -> None:
+        """Forget a worker that died, while it was `loading` a version of a model if any: nobody waits for it, and the
+        changes it asked for are dropped unless begun."""
         self._workers.discard(number)
         self._queue = deque(one for one in self._queue if one[0] != number)
         if self._current is not None and self._current.asker == number:
             self._current.asker = _NOBODY  # the next worker of this number did not ask for it
+        if self._current is not None and loading is not None and loading[0] == self._current.change.model:
+            self._current.is_deadly = not self._current.change.unload
         self._without(number)
 
     def _without(self, number: int) -> None:

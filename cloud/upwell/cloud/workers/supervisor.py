@@ -320,7 +320,7 @@ class _Supervisor:
     def _on_death(self, worker_handle: WorkerHandle) -> None:
         self._selector.unregister(worker_handle.channel.socket)
         del self._worker_handles[worker_handle.number]
-        self._changes.gone(worker_handle.number)
+        self._changes.gone(worker_handle.number, worker_handle.silence.loading)
         self._statistics.gone(worker_handle.number)
         self._counted.ended(worker_handle.number)
         how = worker_handle.end()

@@ -103,13 +103,22 @@ def test_a_worker_that_begins_during_a_change_makes_it_too() -> None:
 def test_a_worker_that_begins_does_not_make_the_change_that_ended_others() -> None:
     scene = Scene()
     scene.changes.ask(1, Ask(1, "m", False), 0.0)
-    scene.changes.gone(3)
+    scene.changes.gone(3, ("m", "2"))
     scene.news()
     fatal = (("m", "2"),)
     assert scene.changes.start(3, {}, fatal) == [StartWorker(3, {}, (), {"m": ("1",)}, fatal=fatal)]
     for number in (1, 2):
         scene.changes.done(number, Done(1, None, ("1",)))
     assert scene.news() == [(1, WorkerReply(1, None))]
+
+
+def test_a_change_is_not_skipped_for_a_version_that_ended_workers_before_it() -> None:
+    for unload in (False, True):
+        scene = Scene()
+        scene.changes.ask(1, Ask(1, "m", unload), 0.0)
+        scene.changes.gone(3, ("m", "1") if unload else ("n", "1"))
+        fatal = (("m", "1"),)
+        assert scene.changes.start(3, {}, fatal)[1:] == [Change(1, "m", unload)]
 
 
 def test_the_successor_of_one_that_asked_is_told_nothing() -> None:
