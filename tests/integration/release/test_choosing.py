@@ -161,6 +161,20 @@ def test_long_after_it_was_installed_nobody_sends_a_device_back(
         assert device.answers == 4
 
 
+@pytest.mark.slow
+def test_why_a_device_cannot_go_back_is_told(folder: Path, publisher: Publisher, releases: Releases) -> None:
+    first = releases.release({MODEL: publisher.bundle(3)})
+    config = write_device(folder, releases, None)
+    with running(config) as device:
+        second = releases.release({MODEL: publisher.bundle(4)})
+        device.comes_to("trial", second)
+        device.proves()
+        (folder / f"state/release/units/{second}/release.json").write_text("{}")
+        device.release.choose(first)
+        assert f"release {second}: " in device.comes_to("refused", second)
+        assert device.answers == 4
+
+
 def test_a_release_that_would_let_data_leave_is_refused(folder: Path, publisher: Publisher, releases: Releases) -> None:
     config = write_device(folder, releases, publisher.bundle(2))
     local = folder / "local.yaml"

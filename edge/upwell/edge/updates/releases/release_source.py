@@ -33,6 +33,7 @@ from upwell.edge.updates.releases.stored_release import store_release
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Progress
 from upwell.edge.updates.sources.source_opening import open_source
 from upwell.edge.updates.update_follower import Activate, Followed, Outcome, UpdateFollower
+from upwell.edge.updates.version_state import Look
 from upwell.edge.updates.version_store import VersionStore
 from upwell.shared.files import StateFile
 from upwell.shared.platform.system_clock import is_synchronised
@@ -224,7 +225,8 @@ def _from_registry(payload: Payload, folder: Path, progress: Progress) -> Path:
 
 
 GoBack = Callable[[int], bool]
-"""Goes back to the previous release, by its sequence; returns False if that is not allowed."""
+"""Goes back to the previous release, by its sequence; returns False if that is not allowed. Raises
+`BundleRefused` if one of the two releases cannot be used."""
 
 
 class ReleaseFollower(UpdateFollower):
@@ -246,6 +248,11 @@ class ReleaseFollower(UpdateFollower):
         is_early = choice.not_before_unix_s is not None and time.time() < choice.not_before_unix_s
         if is_early or (chosen == 0 and current == 0):
             return self._done("nothing_new")
-        if chosen is not None and chosen < current and chosen == self.store.state.previous and self.go_back(chosen):
-            return self._done("nothing_new")
+        if chosen is not None and chosen < current and chosen == self.store.state.previous:
+            self._unnamed = Look()
+            try:
+                if self.go_back(chosen):
+                    return self._done("nothing_new")
+            except BundleRefused as error:
+                return self._refused("", error)
         return super().look(progress)
