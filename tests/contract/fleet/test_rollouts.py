@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.fleet_service import FakeDevice, Remote, Service, service
+from upwell.fleet.rollout import rollout_store
 from upwell.fleet.service import server
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.opamp import RELEASE_PACKAGE, STATISTICS, WISH_FILE
@@ -311,3 +312,21 @@ def test_a_halted_release_is_not_what_the_next_rollout_gives_back(fleet: Service
     for one in devices:
         one.poll()
     assert {one.release for one in devices} == {FORMER}
+
+
+@pytest.mark.slow
+def test_devices_of_a_group_that_is_gone_keep_the_release_of_its_rollout(
+    fleet: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an assignment they would take the newest release."""
+    monkeypatch.setattr(rollout_store, "FRESH_S", 0.0)
+    devices = devices_of(fleet, 2)
+    fleet.do("PUT", "/groups/all", {"expression": "true"})
+    rollout = started(fleet, where=None, group="all", waves=["100%"])
+    fleet.do("DELETE", "/groups/all")
+    assert until(fleet, rollout, devices, lambda one: one.poll())["phase"] == "finished"
+    for _ in range(3):
+        settle()
+        for one in devices:
+            one.poll()
+    assert [one.wished[-1] for one in devices] == [NEW, NEW]

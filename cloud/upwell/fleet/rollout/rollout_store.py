@@ -12,7 +12,7 @@ from sqlalchemy import Connection, func, insert, select, update
 
 from upwell.fleet.errors import Conflict
 from upwell.fleet.registry.devices import Stored, all_devices, labels_of, note_event, variables_of
-from upwell.fleet.registry.groups import FRESH_S, membership
+from upwell.fleet.registry.groups import FRESH_S, all_groups, membership, wanted
 from upwell.fleet.rollout.rollout_state import (
     ON_NEW,
     Action,
@@ -337,14 +337,20 @@ def _is_settled(row: Row, now_unix_s: float) -> bool:
 
 def _leave_to_group(connection: Connection, after: Rollout) -> None:
     """From now on the group decides what its devices run. Until now each device had its own assignment, so that none
-    saw the group's former release in between.
+    saw the group's former release in between. One for which no group has a release any more keeps it: without any
+    assignment it would take the newest.
     """
     kept = [name for name, one in after.members.items() if one.stage is not Stage.FAILED]
-    connection.execute(
-        update(DEVICES)
-        .where(DEVICES.c.id.in_(kept), DEVICES.c.assigned == after.plan.release, DEVICES.c.rollout.is_(None))
-        .values(assigned=None)
+    chosen = select(DEVICES).where(
+        DEVICES.c.id.in_(kept), DEVICES.c.assigned == after.plan.release, DEVICES.c.rollout.is_(None)
     )
+    groups = [one for one in all_groups(connection) if one["release"] is not None]
+    by_group = [
+        one["id"]
+        for one in all_rows(connection, chosen)
+        if wanted({**one, "assigned": None}, groups).release is not None
+    ]
+    connection.execute(update(DEVICES).where(DEVICES.c.id.in_(by_group)).values(assigned=None))
 
 
 def _is_followed(after: Rollout, row: Row, now_unix_s: float) -> bool:
