@@ -23,7 +23,7 @@ from upwell.fleet.opamp.poll_handler import Instant, Peer, PollHandler
 from upwell.fleet.storage.tables import DEVICES
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.errors import UpwellError
-from upwell.shared.opamp import DRIFT, EXPLAIN, STATISTICS, WISH_FILE
+from upwell.shared.opamp import DRIFT, EXPLAIN, RELEASE_PACKAGE, STATISTICS, WISH_FILE
 
 FULL_STATE = opamp_pb2.ServerToAgentFlags_ReportFullState
 
@@ -125,6 +125,12 @@ def test_groups_decide_for_devices_without_a_release_of_their_own(fleet: Service
     shown = fleet.get("/devices/member")
     assert (shown["wanted"], shown["groups"]) == (None, ["kiel", "ships"])
     assert "different releases" in shown["problem"]
+    fleet.fleet.state.assignments._read_at_s = float("-inf")
+    statuses = opamp_pb2.PackageStatuses(
+        packages={RELEASE_PACKAGE: opamp_pb2.PackageStatus(name=RELEASE_PACKAGE, agent_has_version="3")}
+    )
+    wish = device.poll(package_statuses=statuses).remote_config.config.config_map[WISH_FILE]
+    assert json.loads(wish.body)["release"] == 3, "what it runs; with none it would take the newest"
     fleet.do("PUT", "/devices/member/release", {"release": 5})
     assert fleet.get("/devices/member")["wanted"] == 5
     fleet.do("DELETE", "/groups/ships")

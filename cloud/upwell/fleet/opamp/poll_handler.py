@@ -10,13 +10,13 @@ from upwell.fleet.enrolment.certificate_authority import IssuedCertificate, read
 from upwell.fleet.enrolment.enrolment import Enrolment
 from upwell.fleet.opamp.opamp_messages import ConnectionSettings, Incoming, PollReply, new_uid
 from upwell.fleet.registry.device_questions import OpenQuestions, answer
-from upwell.fleet.registry.device_reports import Presence
+from upwell.fleet.registry.device_reports import Presence, Report
 from upwell.fleet.registry.devices import Stored, apply, by_certificate, changes_of
 from upwell.fleet.registry.groups import Assignments
 from upwell.fleet.registry.shadow_releases import keep_lines
 from upwell.fleet.storage.database import Database
 from upwell.shared.errors import Unauthenticated
-from upwell.shared.opamp import EXPLAIN, STATISTICS_S, Wish, digest_of
+from upwell.shared.opamp import EXPLAIN, RELEASE_PACKAGE, STATISTICS_S, Wish, digest_of
 
 BUDGET_POLLS = 5
 """A device with a share of a budget reports its demand in one of this many polls."""
@@ -127,7 +127,8 @@ class PollHandler:
         if device["shares"] is not None:
             pace_s = min(pace_s, BUDGET_POLLS * self._settings.poll_s)
         wish = Wish(
-            release=found.release, not_before_unix_s=found.not_before_unix_s, shadow=device["shadow"],
+            release=_running(device, poll.report) if found.conflict else found.release,
+            not_before_unix_s=found.not_before_unix_s, shadow=device["shadow"],
             statistics_s=pace_s, shares=device["shares"] or {},
         ).encode()  # fmt: skip
         status = poll.report.configuration_status
@@ -139,6 +140,14 @@ class PollHandler:
         if not poll.can_explain and EXPLAIN not in device["custom_capabilities"]:
             return None
         return self._state.questions.next_for(device["id"], now.monotonic_s, now.unix_s)
+
+
+def _running(device: Stored, report: Report) -> int | None:
+    """The release that a device runs, 0 for what its own agent.yaml names; None if it has not said."""
+    packages, release = device["packages"], device["release"]
+    if report.packages is not None:
+        packages, release = report.packages, report.release
+    return (release or 0) if RELEASE_PACKAGE in (packages or {}) else None
 
 
 def _held(device: Stored | None) -> Stored:
