@@ -312,3 +312,12 @@ def test_the_policy_file_closes_the_connections_too(folder: Path, cloud: Scripte
         draft.replace(folder / "policy.yaml")
         until(lambda: it.proxy.open_connections == 0, 10.0)
         assert it.ask(ONE).reason == "egress_denied"
+
+
+def test_a_connection_that_only_asked_about_the_model_is_closed_too(folder: Path, cloud: ScriptedCloud) -> None:
+    """As an agent does at its start; no request has come yet."""
+    with scene(folder, {"defaults": PATIENT, "rules": [UP]}, cloud) as it:
+        until(lambda: it.proxy.open_connections == 1)
+        deny(it.agent)
+        until(lambda: it.proxy.open_connections == 0, 10.0)
+        assert cloud.requests == []

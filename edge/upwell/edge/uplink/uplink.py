@@ -201,6 +201,8 @@ class Uplink:
 
     def _ask(self, judge: EgressJudge, question: Callable[[Client], T]) -> T:
         check_egress(judge)
+        if self._candidate is None:  # before any request: so that `heed_policy` closes this connection too
+            self._candidate = judge
         lease = self._choose(None)
         try:
             return question(lease.link.client)
