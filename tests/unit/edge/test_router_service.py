@@ -77,6 +77,16 @@ def test_candidates_that_stay_count_among_those_of_late() -> None:
     assert (candidate.score, candidate.size_bytes) == (-0.5, 10)
 
 
+def test_a_decision_that_is_given_back_earns_no_hedge() -> None:
+    """Otherwise a busy device, where requests are decided about twice, would hedge twice its share."""
+    cell = RouterService(policy(UP.replace("10s", "10s, hedge: {at_most: 5%}")))
+    cell.decide(request())
+    earned = cell.state.hedges["m"].level
+    assert earned > 0
+    cell.give_back(cell.decide(request()))
+    assert cell.state.hedges["m"].level == pytest.approx(earned)
+
+
 def test_no_outcome_is_lost_between_threads() -> None:
     cell = RouterService(policy(UP))
 

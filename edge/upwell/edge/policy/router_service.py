@@ -175,7 +175,8 @@ class RouterService:
 
     def give_back(self, decision: Decision) -> None:
         """Return all that was acquired for a decision that is not carried out."""
-        self.settle(decision, None)
+        with self._lock:
+            self.recent = self._router.give_back(self.recent, decision)
         if decision.probes:
             self.observe(CloudDropped(decision.model, decision.probes, interface=decision.interface))
 

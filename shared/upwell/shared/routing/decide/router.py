@@ -250,6 +250,14 @@ class Router:
         ]
         return replace(state, budgets=state.budgets.take(corrections, self.zone))
 
+    def give_back(self, state: RouterState, decision: Decision) -> RouterState:
+        """Undo the draws of a decision that is not carried out, and what its message earned for hedges."""
+        state, hedge = self.settle(state, decision, None), decision.verdict.settings.hedge
+        if hedge is None or not decision.up_rows:
+            return state
+        tokens = state.hedges.get(decision.model, NO_HEDGES).take(hedge.at_most)
+        return replace(state, hedges={**state.hedges, decision.model: tokens})
+
     def observe(self, state: RouterState, outcome: Outcome, now_s: float) -> RouterState:
         """The state with one more outcome learnt."""
         if isinstance(outcome, _OF_A_LINK) and outcome.interface in state.others:

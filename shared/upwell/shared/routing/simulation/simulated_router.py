@@ -90,7 +90,7 @@ class Pilot:
 
     def give_back(self, decision: Decision) -> None:
         """See `RouterPort`."""
-        self.settle(decision, None)
+        self.state = self._router.give_back(self.state, decision)
         if decision.probes:
             self.observe(CloudDropped(decision.model, decision.probes, interface=decision.interface))
 
