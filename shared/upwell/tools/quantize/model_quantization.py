@@ -380,7 +380,7 @@ def chosen(
     groups that were not tried together or are not close.
     """
     taken: list[int] = []
-    alone = costs = {at: deviation_of([at]) ** 2 for at in range(len(work))}
+    alone = squares = costs = {at: deviation_of([at]) ** 2 for at in range(len(work))}
     left = list(alone)
     while left:
         first, *others = sorted(left, key=lambda at: costs[at] / work[at])
@@ -393,8 +393,9 @@ def chosen(
         taken += others[:count]
         left = others[count + 1 :]  # the next one was too much
         if len(left) > 1:
-            already = deviation_of(taken) ** 2 if len(taken) > 1 else alone[first]
-            costs = {at: max(0.0, deviation_of([*taken, at]) ** 2 - already) for at in left}
+            already = deviation_of(taken) ** 2 if count else squares[first]
+            squares = {at: deviation_of([*taken, at]) ** 2 for at in left}
+            costs = {at: max(0.0, square - already) for at, square in squares.items()}
     return taken or [min(alone, key=lambda at: alone[at])]
 
 

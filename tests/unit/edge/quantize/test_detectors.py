@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from onnx import helper
 from rich.console import Console
@@ -374,6 +374,7 @@ GROUPS = st.lists(st.tuples(st.integers(1, 50), st.integers(0, 30)), min_size=1,
 
 
 @given(GROUPS)
+@example(Groups((1, 1, 1, 1, 2, 2), (7, 7, 7, 7, 7, 14)))
 def test_no_group_fits_beside_what_becomes_int8_and_another_choice_does_little_more_work(groups: Groups) -> None:
     """Against all subsets. Whatever goes by the cost of work loses at most one group's work (Dantzig 1957)."""
     measured: list[frozenset[int]] = []

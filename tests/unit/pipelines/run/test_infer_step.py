@@ -59,7 +59,7 @@ def write_model(folder: Path, channels: str, names: str = "image most red, green
     (bundle / "model.yaml").write_text(
         f"signature: {{inputs: {{{picture}: {{kind: image, channels: {channels}}}}}, "
         f"outputs: {{{most}: {{kind: logits, labels: [{labels}]}}}}}}\n"
-        "pre: [{decode: image}, {resize: {to: [8, 8]}}, {normalize: {scale: 0.01}}]\n"
+        f"pre: [{{decode: {picture}}}, {{resize: {{to: [8, 8]}}}}, {{normalize: {{scale: 0.01}}}}]\n"
     )
     return bundle
 
