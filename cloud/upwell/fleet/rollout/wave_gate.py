@@ -287,15 +287,15 @@ def add_control(tallies: Tallies, delta: Counts, own: Counts, pooled: Counts) ->
     return after
 
 
-def raised(expected: float, reports: int, control: Tally) -> float:
+def raised(expected: float, reports: int, control: Tally, *, by_load: bool) -> float:
     """The mean share to expect of so many reports now, if by the devices' past it is `expected`, by what the control
     group shows.
 
-    The control group's share now, c, and by its past, e, are means over its n reports; two more with e are added. c is
-    taken one standard error higher, s/√n, s² the variance of its reports about their devices' past. A crowd does not
-    strike all devices alike: then it is higher by twice its excess, or if less, by two standard errors of the
-    difference, 2 s √(1/n + 1/reports). Difference in differences (Ashenfelter & Card 1985, "Using the longitudinal
-    structure of earnings"), by odds or by points, whichever is more:
+    The control group's share now, c, and by its past, e, are means over its n reports; two more with e are added. A
+    crowd does not strike all devices alike. So a share that depends on load (`by_load`) is expected higher by twice its
+    excess in the control group, or if less, by two standard errors of the difference, 2 s √(1/n + 1/reports), but at
+    least by one of c, s/√n; s² is the variance of its reports about their devices' past. Difference in differences
+    (Ashenfelter & Card 1985, "Using the longitudinal structure of earnings"), by odds or by points, whichever is more:
 
         q/(1 − q) = expected/(1 − expected) · c/(1 − c) · (1 − e)/e   or   q = expected + c − e.
 
@@ -309,7 +309,8 @@ def raised(expected: float, reports: int, control: Tally) -> float:
     squares = control.squares - 2 * mean * worse + control.reports * mean * mean
     variance = (max(0.0, squares) + _PRIOR_REPORTS * past * (1.0 - past)) / n
     spread = _ERRORS * math.sqrt(variance * (1 / n + 1 / reports))
-    now = _within(past + mean + max(math.sqrt(variance / n), min(spread, _ERRORS * mean)))
+    doubt = max(math.sqrt(variance / n), min(spread, _ERRORS * mean)) if by_load else 0.0
+    now = _within(past + mean + doubt)
     if now <= past:
         return expected
     odds = now / (1.0 - now) * (1.0 - past) / past
@@ -332,7 +333,7 @@ def judge_block(bounds: Bounds, block: Block, *, is_current: bool) -> Bounds:
         control = block.control.get(signal) or (block.passed.get(signal) if is_of_load else None) or NO_TALLY
         if is_current or control.reports or not is_of_load:
             expected = seen.expected / seen.reports
-            more = raised(expected, seen.reports, control) - expected
+            more = raised(expected, seen.reports, control, by_load=is_of_load) - expected
             allowed = _within(seen.allowed / seen.reports + more)
             after[signal] = bounds[signal].add(signal, seen, min(expected + more, _HIGHEST), allowed)
     return after
