@@ -202,6 +202,13 @@ def test_a_jpeg_of_endless_segments(part: bytes) -> None:
         decode(data[:2] + part * 1100 + data[2:], "rgb", LIMIT)
 
 
+@pytest.mark.parametrize("hiding", [b"\xff\xd8", b"\xff\xd9", b"\xff\xf0"])
+def test_a_marker_without_a_length_hides_no_segments(hiding: bytes) -> None:
+    data = encoded(Image.fromarray(noise(8, 8)), "JPEG")
+    with pytest.raises(InvalidRequest, match="segments, which take too long"):
+        decode(data[:2] + hiding + b"\xff\xfe\x00\x02" * 1100 + data[2:], "rgb", LIMIT)
+
+
 @pytest.mark.parametrize("kind", [b"abCd", b"IDAT"])
 def test_a_png_of_endless_chunks(kind: bytes) -> None:
     pixels = (b"IDAT", zlib.compress(bytes(3)))

@@ -75,6 +75,15 @@ def test_the_size_that_a_picture_says_it_has(form: str, options: dict[str, objec
     assert header_pixels(file.getvalue()) == 2100
 
 
+@pytest.mark.parametrize("between", [b"\xff", b"\xff\xfe\0\2any bytes", b"\xff\xd8", b"\xff\xf0"])
+def test_what_lies_between_segments_hides_no_size(between: bytes) -> None:
+    """Decoders pass over it, and a size of 0 would wait for no room."""
+    file = io.BytesIO()
+    Image.new("RGB", (70, 30)).save(file, "JPEG", comment=b"\xff\xc0\0\x0b\x08\0\1\0\1")
+    data = file.getvalue()
+    assert header_pixels(data[:2] + between + data[2:]) == 2100
+
+
 ENDLESS = b"\xff\xd8\xff\xd9\0\2" + b"\xff\xd9\0\2" * 9000
 
 

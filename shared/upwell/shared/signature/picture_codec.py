@@ -7,7 +7,6 @@ anything is decoded. Every failure is an `InvalidRequest`.
 from __future__ import annotations
 
 import io
-import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.signature.picture_headers import MAX_SEGMENTS, png_size, webp_size
+from upwell.shared.signature.picture_headers import jpeg_segments, max_segments, png_size, webp_size
 from upwell.shared.signature.signature import UplinkEncoding
 from upwell.shared.tensors import Array
 
@@ -32,12 +31,7 @@ MAX_DECODED_SIDE = 65_535
 height."""
 
 _MAX_SCANS = 64
-# A marker segment (ITU-T T.81, B.1.1): not a stuffed 0xFF of a scan, nor fill, nor a restart.
-_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
-_START_OF_SCAN, _END_OF_IMAGE = b"\xff\xda", b"\xff\xd9"
-_LEAST_SEGMENT_BYTES = 2048
-"""Minimum average size of segments or chunks beyond `MAX_SEGMENTS` (bytes): each costs Pillow some microseconds, so
-64 MiB of empty ones would take a minute."""
+_START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
 _MAX_ENCODED_SIDE = {"jpeg": 65_500, "webp": 16_383, "png": 65_535}
 
 Box = tuple[float, float, float, float]
@@ -195,16 +189,17 @@ def _check_segments(data: bytes) -> None:
     """Refuse JPEGs with too many segments, or fill bytes before the first scan, and with many scans: each scan costs a
     pass over all pixels, and may take only a few bytes.
     """
-    scans, segments, position = 0, 0, 2
-    while (marker := _MARKER.search(data, position)) is not None and marker[0] != _END_OF_IMAGE:
-        segments += 1 if scans else 1 + marker.start() - position
+    scans, segments = 0, 0
+    for code, _, skipped in jpeg_segments(data):
+        if scans and code == _END_OF_IMAGE:  # before a scan it ends nothing
+            return
+        segments += 1 if scans else 1 + skipped
         _check_count(segments, data)
-        scans += marker[0] == _START_OF_SCAN
+        scans += code == _START_OF_SCAN
         if scans > _MAX_SCANS:
             raise InvalidRequest(
                 f"the picture is a JPEG of more than {_MAX_SCANS} scans, which takes too long to decode"
             )
-        position = marker.end() + max(2, int.from_bytes(data[marker.end() : marker.end() + 2], "big"))
 
 
 def _check_chunks(data: bytes) -> None:
@@ -217,7 +212,7 @@ def _check_chunks(data: bytes) -> None:
 
 
 def _check_count(segments: int, data: bytes) -> None:
-    most = MAX_SEGMENTS + len(data) // _LEAST_SEGMENT_BYTES
+    most = max_segments(data)
     if segments > most:
         raise InvalidRequest(f"the picture has more than {most} segments, which take too long to read")
 

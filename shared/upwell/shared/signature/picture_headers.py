@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice, takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
@@ -25,8 +27,17 @@ _FORMS: Mapping[bytes, Literal["jpeg", "png", "webp"]] = MappingProxyType(
 )
 """How a file of each format begins."""
 
-_NO_FRAMES = (0xFFC4, 0xFFC8, 0xFFCC)
-MAX_SEGMENTS = 1000
+_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
+"""A marker (ITU-T T.81, B.1.1): not a stuffed 0xFF of a scan, nor fill, nor a restart."""
+_BARE = frozenset({0x01, 0xC8, 0xD8, 0xD9, *range(0xF0, 0xFE)})
+"""Codes of markers that no length follows: what is behind them is read like any other segment."""
+_FRAMES = frozenset({*range(0xC0, 0xD0), 0xDE} - {0xC4, 0xC8, 0xCC})
+"""Codes of the frame headers from which Pillow takes the size."""
+_START_OF_SCAN = 0xDA
+_MAX_SEGMENTS = 1000
+_LEAST_SEGMENT_BYTES = 2048
+"""Minimum average size of segments or chunks beyond `_MAX_SEGMENTS` (bytes): each costs Pillow some microseconds, so
+64 MiB of empty ones would take a minute."""
 
 AT_ONCE = 2 * DEFAULT_MAX_PIXELS
 """Limit on pixels in work at once; a pixel takes up to twelve bytes: decoded, copied and scaled."""
@@ -70,16 +81,31 @@ def in_rgb(signature: Signature, inputs: Mapping[str, Array]) -> Mapping[str, Ar
     return {**inputs, **turned} if turned else inputs
 
 
+def max_segments(data: bytes) -> int:
+    """The number of segments or chunks that a picture may have."""
+    return _MAX_SEGMENTS + len(data) // _LEAST_SEGMENT_BYTES
+
+
+def jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Of each segment of a JPEG: its marker's code, where its length is, and the number of bytes skipped before it.
+
+    It reads as Pillow does before the first scan, which passes over any bytes between segments.
+    """
+    end = 2
+    while (marker := _MARKER.search(data, end)) is not None:
+        code, at = marker[0][1], marker.end()
+        yield code, at, marker.start() - end
+        end = at if code in _BARE else at + max(2, int.from_bytes(data[at : at + 2], "big"))
+
+
 def _jpeg_size(data: bytes) -> tuple[int, int]:
-    """The size in the first frame header (ITU-T T.81, B.2.2); only segments with a length come before it."""
-    at = 2
-    for _ in range(MAX_SEGMENTS):
-        marker, length = struct.unpack_from(">HH", data, at)
-        if 0xFFC0 <= marker <= 0xFFCF and marker not in _NO_FRAMES:
-            height, width = struct.unpack_from(">HH", data, at + 5)
-            return width, height
-        at += 2 + length
-    return 0, 0
+    """The size in the last frame header (ITU-T T.81, B.2.2) before the first scan, which is the one that counts."""
+    width = height = 0
+    segments = islice(jpeg_segments(data), max_segments(data))
+    for code, at, _ in takewhile(lambda one: one[0] != _START_OF_SCAN, segments):
+        if code in _FRAMES:
+            height, width = struct.unpack_from(">HH", data, at + 3)
+    return width, height
 
 
 def png_size(data: bytes) -> tuple[int, int]:
