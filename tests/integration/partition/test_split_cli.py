@@ -361,6 +361,25 @@ def test_a_codec_sends_less_and_says_what_it_costs(
     assert np.abs(outputs["scores"] - whole).max() <= 1.01 * cut["codec_error"] * np.abs(whole).max()
 
 
+def test_a_codec_that_ruins_a_sample_does_not_claim_to_lose_nothing(tmp_path: Path) -> None:
+    """What is small beside another sample becomes 0, and its share of the sum 0 / 0."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]>
+        shares (float[N, 2] x) => (float[N, 2] y) <float[2, 2] w = {1, 0, 0, 1}, int64[1] axes = {1}> {
+            z = MatMul (x, w)
+            sum = ReduceSum (z, axes)
+            y = Div (z, sum)
+        }""")
+    onnx.save(model, tmp_path / "shares.onnx")
+    np.savez(tmp_path / "samples.npz", x=np.array([[1000, 1000], [1, 1]], np.float32))
+    arguments = (tmp_path / "shares.onnx", "--cut", 1, "--codec", "int8", "--data", tmp_path / "samples.npz", "--out")
+    (cut,) = done(*arguments, tmp_path / "out")["cuts"]
+    assert cut["codec_error"] is None
+    assert "relative error inf on the samples" in run(*arguments, tmp_path / "out").output
+    np.savez(tmp_path / "samples.npz", x=np.array([[1, 1], [np.nan, 1]], np.float32))
+    assert "expected two numbers" in refused(*arguments, tmp_path / "out")
+
+
 def test_samples_may_be_what_callers_give(digits: Path, tmp_path: Path) -> None:
     model = tmp_path / "digits.onnx"
     model.write_bytes(digits.read_bytes())

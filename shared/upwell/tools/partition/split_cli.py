@@ -43,10 +43,11 @@ from upwell.shared.partition.split.split_writer import (
 from upwell.shared.partition.torch_graph import TorchModelFile
 from upwell.shared.signature.processor import Processor, chunk_of
 from upwell.shared.tensors import Array
+from upwell.tools.partition.halves_check import difference
 from upwell.tools.partition.part_bench import Runner, TierOptions, open_tier
 from upwell.tools.partition.profile_inputs import read_given
 from upwell.tools.partition.tiers import for_device
-from upwell.tools.terminal import AsJson, progress, table_console
+from upwell.tools.terminal import AsJson, finite, progress, table_console
 
 Codec = Callable[[Halves, Mapping[str, tuple[float, float]]], Halves]
 
@@ -77,7 +78,7 @@ class Coder:
         self._stack.close()
 
     def coded(self, halves: Halves) -> tuple[Halves, float | None]:
-        """The parts with the codec, and their largest error on the samples, None without any: max |d| / max |whole|.
+        """The parts with the codec, and their largest `OutputDifference.error` on the samples, None without any.
 
         Raises `ConfigError` if the codec does not fit.
         """
@@ -85,26 +86,14 @@ class Coder:
             return self._codec(halves, {}), None
         with self._opened(halves.head) as head:
             seen = [_of(head, feed) for feed in self._feeds]
-        ranges = {
-            name: (min(float(one[name].min()) for one in seen), max(float(one[name].max()) for one in seen))
-            for name in halves.cut
-        }
+        ranges = {name: _range([one[name] for one in seen]) for name in halves.cut}
         made = self._codec(halves, ranges)
         with self._opened(made.head) as head, self._opened(made.tail) as tail:
-            return made, max(
-                self._error(whole, _recomposed(head, tail, feed))
-                for feed, whole in zip(self._feeds, self._answers, strict=True)
-            )
-
-    @staticmethod
-    def _error(whole: Mapping[str, Array], made: Mapping[str, Array]) -> float:
-        errors = [0.0]
-        for name, expected in whole.items():
-            if expected.dtype.kind in "fiu" and expected.size:
-                exact = expected.astype(np.float64)
-                scale = float(np.abs(exact).max()) or 1.0
-                errors.append(float(np.abs(made[name].astype(np.float64) - exact).max()) / scale)
-        return max(errors)
+            recomposed = [_recomposed(head, tail, feed) for feed in self._feeds]
+        return made, max(
+            difference(name, [one[name] for one in recomposed], [one[name] for one in self._answers]).error
+            for name in self._answers[0]
+        )
 
     @contextlib.contextmanager
     def _opened(self, half: ModelHalf) -> Iterator[Runner]:
@@ -113,6 +102,11 @@ class Coder:
             contextlib.closing(self._tier.open(half.write(Path(folder)))) as runner,
         ):
             yield runner
+
+
+def _range(arrays: Sequence[Array]) -> tuple[float, float]:
+    """The least and the largest number; NaN if one of them is."""
+    return float(np.min([float(one.min()) for one in arrays])), float(np.max([float(one.max()) for one in arrays]))
 
 
 def _of(runner: Runner, values: Mapping[str, Array]) -> dict[str, Array]:
@@ -268,7 +262,7 @@ def _document(out: Path, written: Written, errors: dict[str, float | None], rema
     for cut in written.facts.cuts:
         sizes = written.sizes[cut.name]
         about = {"head_bytes": sizes.head, "tail_bytes": sizes.tail, "sent_bytes": _sent_bytes(cut)}
-        cuts.append({**cut.model_dump(mode="json"), **about, "codec_error": errors.get(cut.name)})
+        cuts.append({**cut.model_dump(mode="json"), **about, "codec_error": finite(errors.get(cut.name))})
     return {"out": str(out), **written.facts.model_dump(mode="json"), "cuts": cuts, "remarks": list(remarks)}
 
 
