@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models
 
 from upwell.shared.config.yaml import load_yaml, parse_yaml
 from upwell.shared.partition.model_graph import Tensor
@@ -86,6 +88,19 @@ def test_labels_go_with_what_they_name_in_a_file_where_they_are_many(tmp_path: P
     assert facts(tail)[1] == {"logits": "logits", "best": "tensor", "names": "tensor"}
     assert tail.signature.outputs[0].labels == tuple(names)
     assert facts(loaded(both.head, made.head, tmp_path))[1] == {"cut": "tensor", "early_logits": "logits"}
+
+
+def test_two_texts_keep_a_tokenizer_each(tmp_path: Path) -> None:
+    ids, others = (Tensor(name, "INT64", ("batch", 2)) for name in ("ids", "others"))
+    made = halves(((ids, others), (CUT,)), ((CUT,), (SCORES,)), CUT)
+    text = "signature: {inputs: {a: {kind: text}, b: {kind: text}}, outputs: {logits: {kind: logits}}}\npre:\n"
+    for number, (name, one) in enumerate({"a": ids, "b": others}.items(), 1):
+        words = json.dumps(Tokenizer(models.WordLevel({"[UNK]": 0, "fox": number}, unk_token="[UNK]")).to_str())
+        names = f"ids: {one.name}, mask: mask_{name}, types: types_{name}"
+        text += f"- tokenize: {{from: {name}, tokenizer: {words}, max_tokens: 2, pad: max, {names}}}\n"
+    head = loaded(described(text, made).head, made.head, tmp_path)
+    tensors = head.pre({name: np.array([b"fox"], object) for name in "ab"}).tensors
+    assert {name: array.tolist() for name, array in tensors.items()} == {"ids": [[1, 0]], "others": [[2, 0]]}
 
 
 def test_each_output_is_finished_where_it_is_made(tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from upwell.shared.signature.processor import Steps, bind
 from upwell.shared.tensors import TensorSpec
 
 DESCRIPTION_FILE = "model.yaml"
-TOKENIZER_NAME = "tokenizer.json"
 
 _MOST_INLINE_LABELS = 8
 
@@ -201,15 +200,20 @@ def _with_files(value: Any, files: dict[str, bytes]) -> Any:
         return value
     made = {key: _with_files(one, files) for key, one in value.items()}
     if isinstance(value.get("tokenizer"), str):
-        made["tokenizer"] = TOKENIZER_NAME
-        files[TOKENIZER_NAME] = value["tokenizer"].encode()
+        made["tokenizer"] = _added(files, "tokenizer", ".json", value["tokenizer"].encode())
     labels = value.get("labels")
     if isinstance(labels, list) and len(labels) > _MOST_INLINE_LABELS:
         data = "".join(f"{label}\n" for label in labels).encode()
-        name = next((name for name, there in files.items() if there == data), "")
-        made["labels"] = name or f"labels{len(files) + 1 if files else ''}.txt"
-        files[made["labels"]] = data
+        made["labels"] = _added(files, "labels", ".txt", data)
     return made
+
+
+def _added(files: dict[str, bytes], stem: str, suffix: str, data: bytes) -> str:
+    """The name of the file with this content, which is added unless it is there: `labels.txt`, `labels2.txt`, …"""
+    there = [name for name in files if name.endswith(suffix)]
+    name = next((name for name in there if files[name] == data), f"{stem}{len(there) + 1 if there else ''}{suffix}")
+    files[name] = data
+    return name
 
 
 def _yaml(document: Any) -> str:
