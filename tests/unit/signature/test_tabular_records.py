@@ -113,6 +113,7 @@ def test_a_whole_number_of_400_digits_is_refused_like_any_other(dtype: str) -> N
     [
         ("columns: [gone]", "no column 'gone'; it has age, job, smokes"),
         ("missing: {gone: 1}", "no column 'gone'"),
+        ("one_hot: [job], missing: {job: 3}", "'job' has 3 categories, numbered from 0"),
         ("one_hot: [age]", "column 'age' has none in the signature"),
         ("one_hot: [job]", "FP32 [-1, 5]"),
         ("dtype: INT64, missing: {age: 0.5}", "must be a whole number"),

@@ -155,6 +155,9 @@ def columns_step(op: Columns, source: str, value: ValueType) -> Step:
     for name in op.one_hot:
         if not known[name].categories:
             raise ValueError(f"one_hot needs categories, but column {name!r} has none in the signature")
+        count = len(known[name].categories)
+        if op.missing.get(name, -1) >= count:  # it would mark the next column
+            raise ValueError(f"{name!r} has {count} categories, numbered from 0; `missing` may be one of them or -1")
     chosen = [known[name] for name in op.columns or known]
     table = _Table(op, chosen, frozenset(known))
     kind = ValueType(op.dtype, (value.shape[0], table.width))
