@@ -123,6 +123,13 @@ def test_what_the_runtime_takes_for_an_address_in_memory_is_refused_even_as_a_fi
         external_weights(linear_elsewhere(folder, location))
 
 
+def test_a_suffix_in_capitals_leaves_no_weights_out_of_the_digest(folder: Path) -> None:
+    path = linear_elsewhere(folder, "weights.bin").rename(folder / "MODEL.ONNX")
+    before = model_digest(path)
+    put(folder / "weights.bin", b"others")
+    assert model_digest(path) != before
+
+
 def test_a_long_path_is_not_repeated_whole(folder: Path) -> None:
     with pytest.raises(BadOnnxFile) as error:
         external_weights(linear_elsewhere(folder, "ä" * 2000))

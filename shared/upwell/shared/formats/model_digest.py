@@ -33,7 +33,7 @@ def jax_weights(path: Path) -> Path | None:
 
 
 def _weights(path: Path) -> tuple[Path, ...]:
-    if path.suffix == ".onnx":
+    if path.suffix.lower() == ".onnx":
         return external_weights(path)
     beside = jax_weights(path)
     return () if beside is None else (beside,)
