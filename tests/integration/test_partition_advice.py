@@ -244,7 +244,7 @@ def refused(*arguments: str) -> str:
         ((*LINK, "--downlink", "0Mbps"), "--downlink: expected more than 0"),
         (
             (*LINK, "--spread", "0.5"),
-            "--spread: expected a median of more than 0 bits per second and a spread of at least 1",
+            "--spread: expected a median of more than 0 bits per second and a spread from 1 to 1000",
         ),
         ((*LINK, "--uplink", "9Mbps", "--spread", "2"), "--spread: give either several"),
         ((*LINK, "--sure", "100%"), "--sure: expected a probability between 0 and 1"),

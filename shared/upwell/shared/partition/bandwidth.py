@@ -195,8 +195,8 @@ class LogNormal:
 
     def __post_init__(self) -> None:
         """Raises `ValueError`."""
-        if not (0 < self.median_bps < math.inf and 1 <= self.spread < math.inf):
-            raise ValueError("expected a median of more than 0 bits per second and a spread of at least 1")
+        if not (0 < self.median_bps < math.inf and 1 <= self.spread <= 1000):
+            raise ValueError("expected a median of more than 0 bits per second and a spread from 1 to 1000")
 
     @property
     def sigma(self) -> float:
