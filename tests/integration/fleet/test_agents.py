@@ -18,8 +18,10 @@ from tests.fleet_service import Service, service
 from tests.integration.agent.harness import LIMIT_S, Running, agent_process, client_of
 from tests.unit.edge.request_traces import request_trace, signals
 from tests.unit.models_for_tests import linear
+from upwell.edge.fleet.device_identity import FleetIdentity
 from upwell.edge.observe.flight_recorder import LIMIT_ON_DISK, ROOM_BYTES, Segments
 from upwell.edge.observe.request_trace import to_line
+from upwell.fleet.enrolment.certificate_authority import read_request
 from upwell.shared.oip.dataplane import InferRequest
 
 POLICY = "version: 1\nrules:\n  - {name: private, match: {tags: {privacy: device}}, egress: deny}\n"
@@ -151,3 +153,23 @@ def test_an_agent_keeps_its_key_and_uid_over_a_restart_and_needs_no_service(flee
     with agent_process(path) as agent:
         ask(agent, "without-a-service")
         agent.program.find(r"(the agent goes on without it)")
+
+
+@pytest.mark.slow
+def test_a_device_that_was_off_until_its_certificate_expired_comes_back_with_a_new_token(
+    fleet: Service, tmp_path: Path
+) -> None:
+    path = config(tmp_path / "away", fleet, "away", fleet.enrolment_token())
+    path.write_text(path.read_text().replace("fleet: {", "fleet: {every: 1s, "))
+    with agent_process(path):
+        first = within(20, lambda: named(fleet, "away"))
+    folder = path.parent / "state/fleet"
+    request = read_request(FleetIdentity(folder).request())
+    expired = fleet.fleet.authority.sign_device(request, first["id"], time.time() - 86400.0, 3600.0)
+    (folder / "cert.pem").write_bytes(expired.pem)
+    (path.parent / "token").write_text("upwe_unknown")  # as the one that it enrolled with is by now
+    with agent_process(path) as agent:
+        agent.program.find(r"(the enrolment token is unknown or has expired)")
+        (path.parent / "token").write_text(fleet.enrolment_token())
+        within(60, lambda: fleet.get("/devices/away")["last_seen_unix_s"] > first["last_seen_unix_s"])
+        assert fleet.get("/devices/away")["id"] == first["id"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from upwell.edge.fleet.device_identity import FleetIdentity
 from upwell.edge.fleet.fleet_poller import LONGEST_PAUSE_S, pause_s
 from upwell.edge.fleet.fleet_protocol import Conversation, KeptShares
 from upwell.edge.fleet.opamp_messages import ServiceMessage
+from upwell.fleet.config import AuthoritySection
+from upwell.fleet.enrolment.certificate_authority import open_authority, read_request
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.opamp import Wish, digest_of
 
@@ -57,6 +61,26 @@ def test_a_certificate_for_another_key_is_refused(tmp_path: Path) -> None:
     assert "not for this device's key" in found.take(b"no certificate")
     assert not found.is_enrolled
     assert found.wants_certificate(0.0)
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_a_device_whose_clock_is_years_ahead_does_not_renew_its_certificate_with_each_poll(
+    tmp_path: Path, is_stored: bool
+) -> None:
+    files = AuthoritySection.model_validate({"cert": tmp_path / "ca.pem", "key": tmp_path / "ca.key"})
+    now, found = time.time(), FleetIdentity(tmp_path / "fleet")
+    issued = open_authority(files, now).sign_device(read_request(found.request()), "d", now, 86400.0)
+    assert found.take(issued.pem) == ""
+    years_ahead = now + 10 * 365 * 86400.0
+    assert (found.wants_certificate(years_ahead), found.has_expired(years_ahead)) == (False, True)
+    again = FleetIdentity(tmp_path / "fleet")
+    assert (again.wants_certificate(now), again.wants_certificate(years_ahead)) == (False, True)
+    if not is_stored:
+        (tmp_path / "fleet/cert.pem").unlink()
+        (tmp_path / "fleet/cert.pem").mkdir()
+    with contextlib.nullcontext() if is_stored else pytest.raises(OSError):
+        again.take(issued.pem)
+    assert not again.wants_certificate(years_ahead)
 
 
 def _view() -> AgentView:

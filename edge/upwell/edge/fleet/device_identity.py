@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import secrets
 import time
 import uuid
@@ -24,6 +25,10 @@ FOLDER_NAME = "fleet"
 _RENEW_AT = 2 / 3
 """The share of a certificate's lifetime after which a new one is requested."""
 
+_ASK_AGAIN_AFTER = 0.1
+"""The least share of its lifetime by the monotonic clock, since the wall clock may be years ahead: a device that asked
+with each poll would soon be refused."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -41,6 +46,7 @@ class FleetIdentity:
             self._key = _key(self.key_file)
             self.instance_uid = _instance_uid(folder / "instance_uid")
         self._certificate = self._stored()
+        self._taken_s = -math.inf
 
     @property
     def is_enrolled(self) -> bool:
@@ -54,7 +60,12 @@ class FleetIdentity:
         start, end = (
             one.timestamp() for one in (self._certificate.not_valid_before_utc, self._certificate.not_valid_after_utc)
         )
-        return now_unix_s >= start + _RENEW_AT * (end - start)
+        is_new = time.monotonic() - self._taken_s < _ASK_AGAIN_AFTER * (end - start)
+        return not is_new and now_unix_s >= start + _RENEW_AT * (end - start)
+
+    def has_expired(self, now_unix_s: float) -> bool:
+        """Whether there is a certificate that has expired by this clock, which may be wrong."""
+        return self._certificate is not None and now_unix_s >= self._certificate.not_valid_after_utc.timestamp()
 
     def request(self) -> bytes:
         """A certificate signing request (PEM)."""
@@ -68,6 +79,7 @@ class FleetIdentity:
         certificate = _certificate(pem)
         if certificate is None or certificate.public_key() != self._key.public_key():
             return "the offered certificate is not for this device's key"
+        self._taken_s = time.monotonic()  # also if it cannot be stored
         write_whole(self.certificate_file, certificate.public_bytes(serialization.Encoding.PEM), 0o600)
         self._certificate = certificate
         return ""

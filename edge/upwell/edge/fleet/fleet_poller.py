@@ -124,7 +124,7 @@ class FleetPoller:
         """Poll once; returns the seconds until the service wants the next poll, if it says so."""
         self._shares.check(time.time())
         try:
-            headers = {} if self._identity.is_enrolled else {"Authorization": f"Bearer {self._token()}"}
+            headers = {"Authorization": f"Bearer {self._token()}"} if self._shows_token() else {}
             outgoing = self._conversation.say(time.time())
             received = self._send(outgoing.data, headers, CALL_S)
             if received.status != HTTPStatus.OK:
@@ -134,6 +134,15 @@ class FleetPoller:
             self._failed(str(error))
             return getattr(error, "retry_after_s", None)
         return None
+
+    def _shows_token(self) -> bool:
+        """Whether to poll with the token: to enrol, and every other time after failures of a certificate that seems to
+        have expired. The clock may be wrong, so the certificate is kept.
+        """
+        if not self._identity.is_enrolled:
+            return True
+        may_enrol = self._section.enrol_token_file is not None and self._failures % 2 == 1
+        return may_enrol and self._identity.has_expired(time.time())
 
     def _heard(self, told: ServiceMessage, outgoing: Outgoing) -> None:
         if told.error:
@@ -181,7 +190,7 @@ class FleetPoller:
         return read_token(self._section.enrol_token_file)
 
     def _send(self, data: bytes, headers: Mapping[str, str], timeout_s: float) -> Received:
-        caller = self._caller(is_enrolled=self._identity.is_enrolled)
+        caller = self._caller(is_enrolled="Authorization" not in headers)
         return caller.call(
             "POST", PATH, headers={"Content-Type": CONTENT_TYPE, **headers}, body=data, timeout_s=timeout_s,
             max_bytes=MAX_ANSWER_BYTES,
