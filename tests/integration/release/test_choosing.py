@@ -203,6 +203,31 @@ def test_one_that_is_slower_than_its_deadline_is_never_served(
         assert device.answers == 3
 
 
+def test_a_model_that_a_release_leaves_out_is_the_one_of_agent_yaml_at_once(
+    folder: Path, publisher: Publisher, releases: Releases
+) -> None:
+    releases.release({MODEL: publisher.bundle(3)})
+    config = write_device(folder, releases, publisher.bundle(2))
+    with running(config) as device:
+        until(lambda: device.answers == 3, APPEARS_S)
+        second = releases.release(policy=policy_file(folder))
+        device.comes_to("trial", second)
+        until(lambda: device.answers == 2, APPEARS_S)
+    with running(config) as device:  # as it is after a restart
+        assert (device.release.status().sequence, device.answers) == (second, 2)
+
+
+def test_a_release_that_would_leave_a_model_without_any_side_is_refused(
+    folder: Path, publisher: Publisher, releases: Releases
+) -> None:
+    first = releases.release({MODEL: publisher.bundle(3)})
+    config = write_device(folder, releases, None)
+    with running(config) as device:
+        releases.release(policy=policy_file(folder))
+        assert f"has no bundle of {MODEL!r}, and agent.yaml names none" in device.comes_to("refused", first)
+        assert device.answers == 3
+
+
 def test_a_bundle_that_is_installed_is_not_fetched_again(
     folder: Path, publisher: Publisher, releases: Releases
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 from tuf.api.metadata import TargetFile
 
 from tests.faults.scene import until
-from tests.unit.edge.agents import MODEL, edge_model, policy
+from tests.unit.edge.agents import MODEL, SURE, edge_model, policy, rows_of, scene, sides
 from upwell.edge.bundle.bundle import BundleRefused, Refusal
 from upwell.edge.models.edge_model import EdgeModel, ServedModel
 from upwell.edge.server.agent_core import AgentCore
@@ -177,7 +177,7 @@ class Slow:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._agent, name)
 
-    def replace_release(self, edges: Mapping[str, EdgeModel], policy: Policy) -> None:
+    def replace_release(self, edges: Mapping[str, EdgeModel | None], policy: Policy) -> None:
         if self._held in edges.values():
             self.begun.set()
             assert self.go_on.wait(60.0)
@@ -211,4 +211,20 @@ def test_a_release_that_is_just_being_lost_does_not_come_over_the_next_one() -> 
         losing.join()
         switched.join()
         assert agent.model(MODEL).edge is next_one
+        until(lambda: blocked == [2])
+
+
+def test_a_first_device_side_leaves_with_the_rejected_release_that_brought_it() -> None:
+    blocked: list[int] = []
+    store: Any = SimpleNamespace(
+        state=SimpleNamespace(is_on_trial=True), block=lambda sequence, _: blocked.append(sequence)
+    )
+    with scene(device=False) as asked:
+        switching = ReleaseSwitching(asked.agent, ModelSwitching(asked.agent, lambda *_: None), store, store)
+        stored: Any = SimpleNamespace(sequence=2, pipelines=None)
+        switching._switch(stored, {MODEL: edge_model()}, Policy())
+        assert sides(asked.infer(rows_of(SURE))) == "e"
+        assert switching.go_back(0)
+        assert sides(asked.infer(rows_of(SURE))) == "c"
+        assert asked.agent.health() == []
         until(lambda: blocked == [2])

@@ -372,16 +372,20 @@ class AgentCore(Closing):
             self._replace({name: edge}, None)
         return True
 
-    def replace_release(self, edges: Mapping[str, EdgeModel], policy: Policy) -> None:
-        """Serve these edge sides with this policy from the next request on."""
+    def replace_release(self, edges: Mapping[str, EdgeModel | None], policy: Policy) -> None:
+        """Serve these edge sides with this policy from the next request on; for None only the cloud answers."""
         with self._switching:
             self._replace(edges, policy)
 
-    def _replace(self, edges: Mapping[str, EdgeModel], policy: Policy | None) -> None:
+    def _replace(self, edges: Mapping[str, EdgeModel | None], policy: Policy | None) -> None:
         """Replace edge sides and policy; call it under the switching lock."""
         changed: dict[str, ServedModel] = {}
         for name, edge in edges.items():
             served = self.model(name)
+            if edge is None:
+                has_own = served.edge is not None and served.edge.heads is not None
+                changed[name] = replace(served, edge=None, heads=() if has_own else served.heads)
+                continue
             if served.edge is not None:
                 edge.scheduler = served.edge.scheduler
                 edge.scheduler.resize(edge.runtime.instances)
@@ -391,7 +395,9 @@ class AgentCore(Closing):
             changed[name] = replace(served, edge=edge, heads=heads)
         self.router.replace_models(
             [
-                ModelChange(name, changed[name].model_pair, edge.source.calibrations, edge.durations_s)
+                ModelChange(name, changed[name].model_pair)
+                if edge is None
+                else ModelChange(name, changed[name].model_pair, edge.source.calibrations, edge.durations_s)
                 for name, edge in edges.items()
             ],
             policy,
@@ -399,7 +405,8 @@ class AgentCore(Closing):
         self._models.update(changed)
         if self.drift is not None:
             for name, edge in edges.items():
-                self.drift.serves(name, edge)
+                if edge is not None:
+                    self.drift.serves(name, edge)
 
     def health(self) -> Sequence[ModelHealth]:
         """The health of each model on the device: where it runs, the evidence, and why it is not where it should be."""

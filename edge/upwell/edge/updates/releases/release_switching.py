@@ -54,8 +54,8 @@ class ReleaseAgent(ServingAgent, Protocol):
     def shadow(self) -> RunsBeside:
         """The shadow release."""
 
-    def replace_release(self, edges: Mapping[str, EdgeModel], policy: Policy) -> None:
-        """Serve these models with this policy from the next request on."""
+    def replace_release(self, edges: Mapping[str, EdgeModel | None], policy: Policy) -> None:
+        """Serve these edge sides with this policy from the next request on; for None only the cloud answers."""
 
 
 class ReleaseCompanion(Protocol):
@@ -70,9 +70,11 @@ class ReleaseCompanion(Protocol):
 
 @dataclass(frozen=True)
 class FormerServing:
-    """What was served before a release: the edge sides it replaced, the policy, and the previous release."""
+    """What was served before a release: the edge sides it replaced (None: only the cloud answered), the policy, and the
+    previous release.
+    """
 
-    edges: Mapping[str, EdgeModel]
+    edges: Mapping[str, EdgeModel | None]
     policy: Policy
     stored: StoredRelease | None = None
 
@@ -137,13 +139,12 @@ class ReleaseSwitching:
             check_policy(policy, self._agent.models.values(), None, has_state_dir=True)
             if self._companion is not None:
                 self._companion.check(stored)
-            edges = {}
+            edges: dict[str, EdgeModel | None] = {}
             for name, load in self._parts.load.items():
                 found = stored.bundles.get(name)
-                edge = None if found is None or self._is_served(name, found) else load(found, is_new=True)
-                if edge is not None:
-                    edges[name] = edge
-                    self._check_speed(name, edge, policy)
+                if not self._is_served(name, found):
+                    edge = edges[name] = load(found, is_new=True)
+                    self._check(name, edge, policy)
         except BundleRefused:
             raise
         except UpwellError as error:
@@ -154,8 +155,7 @@ class ReleaseSwitching:
     def resume(self, sequence: int, former: FormerServing) -> None:
         """Continue the trial of the served release after a restart."""
         edges = {name: self._agent.model(name).edge for name in former.edges}
-        served = {name: edge for name, edge in edges.items() if edge is not None}
-        self._try_out(sequence, served, former, self._agent.router.policy)
+        self._try_out(sequence, edges, former, self._agent.router.policy)
 
     def go_back(self, target: int) -> bool:
         """Go back from the installed release to the previous one, `target`, 0 for what agent.yaml names.
@@ -183,13 +183,9 @@ class ReleaseSwitching:
     def load_former(self, bundle: Bundle) -> FormerServing:
         """Load an installed release, or for version 0 what agent.yaml names. Raises `BundleRefused`."""
         stored, policy = (None, self._parts.local) if bundle.version == 0 else opened(bundle, self._parts)
-        edges: dict[str, EdgeModel] = {}
+        bundles: Mapping[str, Bundle] = {} if stored is None else stored.bundles
         try:
-            for name, loader in self._parts.load.items():
-                found = None if stored is None else stored.bundles.get(name)
-                edge = loader(found)
-                if edge is not None:
-                    edges[name] = edge
+            edges = {name: loader(bundles.get(name)) for name, loader in self._parts.load.items()}
         except BundleRefused:
             raise
         except UpwellError as error:
@@ -204,10 +200,21 @@ class ReleaseSwitching:
         if trial is not None and not trial.waiting and time.monotonic() - trial.began_s >= DURATION_S:
             self._prove(trial, "")
 
-    def _is_served(self, name: str, bundle: Bundle) -> bool:
+    def _is_served(self, name: str, bundle: Bundle | None) -> bool:
+        """Whether this bundle is served already, or for None what agent.yaml names."""
         edge = self._switching.current(name)
         served = None if edge is None else edge.source.bundle
+        if bundle is None:
+            return served is None or not served.folder.is_relative_to(self._store.folder)
         return served is not None and served.manifest is not None and served.manifest == bundle.manifest
+
+    def _check(self, name: str, new: EdgeModel | None, policy: Policy) -> None:
+        """Raise `BundleRefused` for a model that no side would answer, or that is too slow."""
+        if new is not None:
+            self._check_speed(name, new, policy)
+        elif self._switching.current(name) is not None and not self._agent.models[name].cloud_model:
+            problem = f"the release has no bundle of {name!r}, and agent.yaml names none"
+            raise BundleRefused(Refusal.OTHER_MODEL, None, problem)
 
     def _check_speed(self, name: str, new: EdgeModel, policy: Policy) -> None:
         former = self._switching.current(name)
@@ -225,12 +232,11 @@ class ReleaseSwitching:
             text = f"{name!r} takes {new_s * 1e3:.0f} ms here, the previous version {former_s * 1e3:.0f} ms"
             raise BundleRefused(Refusal.TOO_SLOW, None, f"{text}; the deadline is {deadline_s * 1e3:.0f} ms")
 
-    def _switch(self, stored: StoredRelease, edges: Mapping[str, EdgeModel], policy: Policy) -> None:
+    def _switch(self, stored: StoredRelease, edges: Mapping[str, EdgeModel | None], policy: Policy) -> None:
         with self._lock:  # else a trial that is just being lost could put its former models over these
             self._end_trial()
             before = {name: self._switching.current(name) for name in edges}
-            known = {name: edge for name, edge in before.items() if edge}
-            self._try_out(stored.sequence, edges, FormerServing(known, self._agent.router.policy, self._stored), policy)
+            self._try_out(stored.sequence, edges, FormerServing(before, self._agent.router.policy, self._stored), policy)
             self._agent.replace_release(edges, policy)
         self._run_pipelines(stored)
         _log.info("release %d is served", stored.sequence)
@@ -249,15 +255,18 @@ class ReleaseSwitching:
             if served.edge is not None:
                 served.edge.trial = served.edge.versions = None  # its own predecessor is no longer needed
 
-    def _try_out(self, sequence: int, edges: Mapping[str, EdgeModel], former: FormerServing, policy: Policy) -> None:
+    def _try_out(
+        self, sequence: int, edges: Mapping[str, EdgeModel | None], former: FormerServing, policy: Policy
+    ) -> None:
         if not self._store.state.is_on_trial:
             return
-        trial = _Trial(sequence, former, {name for name in edges if name in former.edges})
-        self._trial = trial
-        for name in sorted(trial.waiting):
+        sides = ((name, edge, former.edges.get(name)) for name, edge in edges.items())
+        pairs = {name: (new, before) for name, new, before in sides if new is not None and before is not None}
+        trial = self._trial = _Trial(sequence, former, set(pairs))
+        for name, pair in pairs.items():
             reject = partial(self._reject_for, trial, name)
             prove = partial(self._prove, trial, name)
-            self._switching.watch(name, (edges[name], former.edges[name]), reject, prove, (policy, former.policy))
+            self._switching.watch(name, pair, reject, prove, (policy, former.policy))
 
     def _reject_for(self, trial: _Trial, name: str, reason: str) -> None:
         self._reject(trial, f"model {name}: {reason}")
