@@ -51,9 +51,11 @@ class Device:
         self.choice = KeptFleetChoice(folder / "choice.json")
         self.source = ReleaseSource(self.section, folder, self.store, self.choice, floor or DeviceFloor(Policy()))
         self.served: list[int] = []
+        self.testing: Callable[[], object] = lambda: None
         self.follower = ReleaseFollower(self.store, self.section, self.activate, self.source, self.choice)
 
     def activate(self, bundle: Bundle) -> Callable[[], None]:
+        self.testing()
         return lambda: self.served.append(bundle.version)
 
     def refuses(self, refusal: Refusal) -> str:
@@ -111,6 +113,8 @@ def test_a_new_release_is_taken_once_and_an_old_one_as_a_new_sequence_alone(
     device.store.prove(2)
     device.choice.keep(FleetChoice(sequence=1))
     assert "is older than release 2" in device.refuses(Refusal.OLDER)
+    device.choice.keep(FleetChoice(sequence=0))
+    assert "what agent.yaml names is older than release 2" in device.refuses(Refusal.OLDER)
     device.choice.keep(FleetChoice())
     releases.release(like=1)
     mirror(releases.editor, server.folder)
@@ -135,6 +139,27 @@ def test_a_choice_holds_over_a_restart(
     again.choice.keep(FleetChoice(sequence=9))
     with pytest.raises(FetchFailed, match="release 9 is not there yet"):
         again.follower.look()
+
+
+def test_a_release_that_is_taken_back_while_it_is_fetched_or_tested_is_not_served(
+    device: Device, releases: Releases, server: FileServer, policy: Callable[[int], Path]
+) -> None:
+    def takes_back(_there: int, _whole: int) -> None:
+        device.choice.keep(FleetChoice(sequence=1))
+
+    releases.release(policy=policy(2))
+    mirror(releases.editor, server.folder)
+    with pytest.raises(FetchFailed, match="release 2 is not installed: 1 was chosen meanwhile"):
+        device.follower.look(takes_back)
+    device.choice.keep(FleetChoice())
+    device.testing = lambda: device.choice.keep(FleetChoice(sequence=1))
+    with pytest.raises(FetchFailed, match="release 2 is not installed: 1 was chosen meanwhile"):
+        device.follower.look()
+    assert (device.store.state.current, device.store.state.blocklist, device.served) == (1, {}, [1])
+    device.choice.keep(FleetChoice())
+    device.testing = lambda: None
+    assert device.follower.look() == "installed"
+    assert device.served == [1, 2]
 
 
 def test_a_day_without_the_repository_costs_few_looks_and_changes_nothing(

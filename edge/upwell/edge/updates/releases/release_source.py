@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from upwell.edge.bundle.bundle import BundleRefused, Refusal
+from upwell.edge.bundle.bundle import Bundle, BundleRefused, Refusal
 from upwell.edge.bundle.source_address import Reference
 from upwell.edge.updates.releases.device_floor import DeviceFloor
 from upwell.edge.updates.releases.release_config import ReleaseSection
@@ -113,9 +113,9 @@ class ReleaseSource:
             return None
         chosen = self._choice.now.sequence
         sequence = max(known) if chosen is None else chosen
+        self._check_order(sequence)
         if sequence not in known:
             raise FetchFailed(f"{self._section.place}: release {sequence} is not there yet")
-        self._check_order(sequence)
         document, data = self._repository.document(sequence)
         self._floor.check_sources(document)
         self._picked = document, data
@@ -125,11 +125,23 @@ class ReleaseSource:
         """Fetch the release that `newest` picked into a folder."""
         picked = self._picked
         assert picked is not None  # noqa: S101  what is fetched was offered
+        sequence = picked[0].sequence
+
+        def watch(there_bytes: int, whole_bytes: int) -> None:
+            self.check_choice(sequence)
+            progress(there_bytes, whole_bytes)
+
         self.is_fetching = True
         try:
-            return self._bring(picked, into, progress)
+            return self._bring(picked, into, watch)
         finally:
             self.is_fetching = False
+
+    def check_choice(self, sequence: int) -> None:
+        """Raise `FetchFailed` if another release than this one was chosen meanwhile."""
+        chosen = self._choice.now.sequence
+        if chosen not in (None, sequence):
+            raise FetchFailed(f"release {sequence} is not installed: {chosen} was chosen meanwhile")
 
     def bring(self, sequence: int, into: Path) -> Path:
         """Fetch that release into a folder under `into`, whichever one runs. Raises `FetchFailed` and
@@ -164,7 +176,8 @@ class ReleaseSource:
             problem = f"release {sequence} was rolled back on this device: {reason}"
             raise BundleRefused(Refusal.BLOCKLISTED, None, problem)
         if sequence < state.floor or sequence < state.current:
-            problem = f"release {sequence} is older than release {max(state.floor, state.current)}, which is installed"
+            what = f"release {sequence}" if sequence else "what agent.yaml names"
+            problem = f"{what} is older than release {max(state.floor, state.current)}, which is installed"
             expected = "to go back, sign it under a new sequence (`upwell release add --like`)"
             raise BundleRefused(Refusal.OLDER, None, f"{problem}; {expected}")
 
@@ -235,7 +248,12 @@ class ReleaseFollower(UpdateFollower):
     def __init__(
         self, store: VersionStore, section: Followed, activate: Activate, source: ReleaseSource, choice: KeptFleetChoice
     ) -> None:
-        super().__init__(store, section, activate, source)
+        def activate_chosen(bundle: Bundle) -> Callable[[], None]:
+            serve = activate(bundle)  # that may take minutes
+            source.check_choice(bundle.version)
+            return serve
+
+        super().__init__(store, section, activate_chosen, source)
         self._choice = choice
         self.go_back: GoBack = lambda _: False
         self.look_beside: Callable[[], None] = lambda: None
