@@ -21,6 +21,7 @@ from tests.integration.agent.versions import Publisher
 from tests.integration.spool.harness import until
 from upwell.edge.bundle.bundle import Bundle, BundleRefused, Refusal
 from upwell.edge.bundle.open_bundle import NO_TRUST
+from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.updates.releases import release_source, repository_transport
 from upwell.edge.updates.releases.device_floor import DeviceFloor
 from upwell.edge.updates.releases.release_config import ReleaseSection
@@ -32,6 +33,8 @@ from upwell.edge.updates.releases.release_source import (
     ReleaseFollower,
     ReleaseSource,
 )
+from upwell.edge.updates.releases.release_start import SHADOW_NAME, ShadowFollower
+from upwell.edge.updates.releases.release_switching import ReleaseSurroundings
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.edge.updates.sources.source_opening import open_source
 from upwell.edge.updates.update_follower import UpdatePoller
@@ -360,19 +363,54 @@ def test_a_slow_drip_is_given_up(device: Device, monkeypatch: pytest.MonkeyPatch
     listener.close()
 
 
-def test_a_payload_over_a_link_that_breaks_is_taken_up(
-    tmp_path: Path, releases: Releases, server: FileServer, policy: Callable[[int], Path]
-) -> None:
+@pytest.fixture
+def behind_a_bad_link(tmp_path: Path, releases: Releases, server: FileServer) -> Iterator[Device]:
+    """One that has nothing yet, and whose link breaks after each third of the file of release 1."""
     long = tmp_path / "long.yaml"
     long.write_text("version: 1\n" + f"# {'x' * 98}\n" * 3000)
     releases.release(policy=long)
     mirror(releases.editor, server.folder)
     with Proxy(f"127.0.0.1:{server.port}") as link:
         link.call(lambda: setattr(link.down, "fault", Fault(bytes_per_s=5_000_000.0, after_bytes=100_000)))
-        device = Device(tmp_path / "device", server.url("", link.port), releases.root)
-        updater = UpdatePoller([device.follower], retry_s=0.01, draw=lambda: 0.0)
-        until(lambda: device.served == [1], "release 1")
-        updater.close()
+        yield Device(tmp_path / "device", server.url("", link.port), releases.root)
+
+
+class Beside:
+    """What would run a shadow release."""
+
+    release = 0
+
+    def begin(self, release: int, edges: Mapping[str, EdgeModel], problem: str = "") -> None:
+        """Keep its number."""
+        self.release = release
+
+    def end(self) -> None:
+        """Forget it."""
+        self.release = 0
+
+
+def test_the_payload_of_a_shadow_release_over_a_link_that_breaks_is_taken_up(
+    behind_a_bad_link: Device, server: FileServer
+) -> None:
+    device, beside = behind_a_bad_link, Beside()
+    device.choice.keep(FleetChoice(sequence=0, shadow=1))
+    parts = ReleaseSurroundings(NO_TRUST, DeviceFloor(Policy()), Policy(), {})
+    follower = ShadowFollower(beside, device.source, device.store, parts, device.choice)
+    for _ in range(20):
+        follower.look()
+    assert beside.release == 1
+    statuses = [one.status for one in server.asked if "payload" in one.path]
+    assert statuses == [200, *[206] * (len(statuses) - 1)]
+    device.choice.keep(FleetChoice())
+    follower.look()
+    assert [*(device.store.folder.parent / SHADOW_NAME).iterdir()] == []
+
+
+def test_a_payload_over_a_link_that_breaks_is_taken_up(behind_a_bad_link: Device, server: FileServer) -> None:
+    device = behind_a_bad_link
+    updater = UpdatePoller([device.follower], retry_s=0.01, draw=lambda: 0.0)
+    until(lambda: device.served == [1], "release 1")
+    updater.close()
     parts = [one for one in server.asked if "payload" in one.path]
     assert [one.status for one in parts] == [200, *[206] * (len(parts) - 1)]
     assert len(parts) >= 3

@@ -506,6 +506,19 @@ def test_starts_while_an_offer_is_tried_do_not_count_against_the_version_on_tria
         assert (store.state.current, store.state.tries) == (2, tries)
 
 
+def test_what_is_tried_meanwhile_hides_no_start_of_a_version_that_keeps_ending_the_agent(tmp_path: Path) -> None:
+    for version in (1, 2):
+        installed(VersionStore(tmp_path, "digits", NO_TRUST), version)
+    served = []
+    for _ in range(3):
+        store = VersionStore(tmp_path, "digits", NO_TRUST)  # the one before was killed
+        store.begin()
+        served.append(store.state.current)
+        with store.trying("the shadow release, after every start"):
+            pass
+    assert served == [2, 2, 1]
+
+
 def test_a_copied_version_is_on_the_disk_before_it_is_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[str] = []
     for name in ("sync_tree", "sync_folder"):

@@ -175,6 +175,7 @@ class VersionStore:
         before.
         """
         with self._lock:
+            starts = 0 if self.state.trying else self.state.tries  # of the current version on trial
             tries = self.state.tries if self.state.trying == key else 0
             if tries >= _MOST_TRIES:
                 raise BundleRefused(Refusal.FAILED_SELF_TEST, None, f"the agent exited {tries} times while trying it")
@@ -182,7 +183,9 @@ class VersionStore:
         try:
             yield
         finally:
-            self.stop_trying()
+            with self._lock:
+                if self.state.trying:
+                    self._record.keep({"trying": "", "tries": starts if self.state.is_on_trial else 0})
 
     def stop_trying(self) -> None:
         """The agent ends now for another reason than the offer it tries."""

@@ -152,13 +152,16 @@ class ShadowFollower:
         if wanted and wanted == self._shadow.release:
             return
         folder = self._store.folder.parent / SHADOW_NAME
+        kept = "" if wanted in (0, self._store.state.current) else str(wanted)
         if self._shadow.release or not wanted:  # else it may be the shadow release from before a restart
             self._shadow.end()
-        shutil.rmtree(folder, ignore_errors=True)
-        if not wanted or wanted == self._store.state.current:
+        for other in folder.glob("*"):
+            if other.name != kept:  # what an interrupted fetch has brought is taken up
+                shutil.rmtree(other, ignore_errors=True)
+        if not kept:
             return
         try:
-            edges = self._loaded(wanted, folder)
+            edges = self._loaded(wanted, folder / kept)
         except FetchFailed as error:
             _log.warning("shadow release %d cannot be fetched: %s", wanted, error)
         except UpwellError as error:
