@@ -236,7 +236,9 @@ class ReleaseSwitching:
         with self._lock:  # else a trial that is just being lost could put its former models over these
             self._end_trial()
             before = {name: self._switching.current(name) for name in edges}
-            self._try_out(stored.sequence, edges, FormerServing(before, self._agent.router.policy, self._stored), policy)
+            self._try_out(
+                stored.sequence, edges, FormerServing(before, self._agent.router.policy, self._stored), policy
+            )
             self._agent.replace_release(edges, policy)
         self._run_pipelines(stored)
         _log.info("release %d is served", stored.sequence)
