@@ -34,7 +34,7 @@ from upwell.edge.updates.releases.release_source import (
     ReleaseSource,
 )
 from upwell.edge.updates.releases.release_start import SHADOW_NAME, ShadowFollower
-from upwell.edge.updates.releases.release_switching import ReleaseSurroundings
+from upwell.edge.updates.releases.release_switching import GONE_BACK, ReleaseSurroundings
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.edge.updates.sources.source_opening import open_source
 from upwell.edge.updates.update_follower import UpdatePoller
@@ -163,6 +163,21 @@ def test_a_release_that_is_taken_back_while_it_is_fetched_or_tested_is_not_serve
     device.testing = lambda: None
     assert device.follower.look() == "installed"
     assert device.served == [1, 2]
+
+
+def test_a_release_that_was_given_back_without_a_fault_is_taken_once_it_is_chosen_again(
+    device: Device, releases: Releases, server: FileServer, policy: Callable[[int], Path]
+) -> None:
+    releases.release(policy=policy(2))
+    mirror(releases.editor, server.folder)
+    assert device.follower.look() == "installed"
+    device.store.block(2, GONE_BACK, 1)
+    assert "the previous release was chosen" in device.refuses(Refusal.BLOCKLISTED)  # though it is the newest
+    device.choice.keep(FleetChoice(sequence=2))
+    assert device.follower.look() == "installed"
+    assert (device.store.state.blocklist, device.served) == ({}, [1, 2, 2])
+    device.store.block(2, "it failed")
+    assert "it failed" in device.refuses(Refusal.BLOCKLISTED)
 
 
 def test_a_day_without_the_repository_costs_few_looks_and_changes_nothing(

@@ -130,6 +130,10 @@ def test_who_chooses_may_send_a_device_back_by_one_release_while_that_is_allowed
         assert device.answers == 2
         device.release.choose(None)
         until(lambda: "release 2 was rolled back" in device.release.status().reason, APPEARS_S)
+        device.release.choose(2)
+        device.comes_to("trial", 2)
+        until(lambda: device.answers == 4, APPEARS_S)
+        device.release.choose(None)
         first = releases.release({MODEL: publisher.bundle(5)})
         device.comes_to("trial", first)
         device.proves()

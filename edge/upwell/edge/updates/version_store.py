@@ -244,6 +244,13 @@ class VersionStore:
             update |= self._without(version)
             self._record.keep(update if floor is None else update | {"proven": floor})
 
+    def unblock(self, version: int) -> None:
+        """Admit this version again: it was given up without a fault, and is wanted now."""
+        with self._lock:
+            blocked = {one: reason for one, reason in self.state.blocklist.items() if one != version}
+            look = Look() if self.state.look.refusal is Refusal.BLOCKLISTED else self.state.look
+            self._record.keep({"blocklist": blocked, "look": look})
+
     def _install(self, fetched: Path, draft: Path) -> Bundle:
         if fetched.is_dir():
             fetched.rename(draft)

@@ -23,6 +23,7 @@ from upwell.edge.bundle.source_address import Reference
 from upwell.edge.updates.releases.device_floor import DeviceFloor
 from upwell.edge.updates.releases.release_config import ReleaseSection
 from upwell.edge.updates.releases.release_document import Payload, ReleaseDocument
+from upwell.edge.updates.releases.release_switching import GONE_BACK
 from upwell.edge.updates.releases.repository_transport import (
     METADATA_NAME,
     RepositoryTransport,
@@ -172,7 +173,9 @@ class ReleaseSource:
     def _check_order(self, sequence: int) -> None:
         state = self._store.state
         reason = state.blocklist.get(sequence)
-        if reason is not None:
+        if reason == GONE_BACK and sequence == self._choice.now.sequence:
+            self._store.unblock(sequence)
+        elif reason is not None:
             problem = f"release {sequence} was rolled back on this device: {reason}"
             raise BundleRefused(Refusal.BLOCKLISTED, None, problem)
         if sequence < state.floor or sequence < state.current:

@@ -24,7 +24,7 @@ from upwell.shared.errors import UpwellError
 from upwell.shared.routing.policy.policy import Policy
 
 GONE_BACK = "the previous release was chosen"
-"""The reason for not installing a release again after going back from it."""
+"""The reason for not installing a release again after going back from it, unless it is chosen again."""
 
 _log = logging.getLogger(__name__)
 
