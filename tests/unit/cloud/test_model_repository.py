@@ -390,6 +390,18 @@ def test_what_was_unloaded_by_request_stays_so(root: Path) -> None:
     assert scene.answer() == ("2", 2)
 
 
+def test_a_change_that_the_watch_found_before_an_unload_does_not_undo_it(root: Path) -> None:
+    scene = Scene(root)
+    put(root, "m", 2, seed=2)
+    files = scene.repository.look()["m"]
+    assert files is not None
+    assert scene.repository.is_new("m", files)
+    scene.repository.unload("m")  # while the watch waits for its turn
+    scene.repository.take_over("m", files)
+    assert not scene.service.ready("m")
+    assert scene.index()["m/1"] == (UNAVAILABLE, "unloaded")
+
+
 def test_a_repository_that_cannot_be_read_leaves_all_as_it_is(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     scene = Scene(root)
     look(scene, 2)

@@ -173,7 +173,9 @@ class ModelRepository:
         """Load the new versions of a model if its files are still `files`; drop the model if there are none."""
         with self._changing:
             folders = select(self._folders(model), self._config.versions_of(model))
-            if {str(folder.version): folder.files() for folder in folders} != files or not self._service.ready():
+            is_still_there = {str(folder.version): folder.files() for folder in folders} == files
+            # Others may have unloaded or loaded it while this waited for its turn.
+            if not is_still_there or not self.is_new(model, files) or not self._service.ready():
                 return
             if folders:
                 self._renew(model, folders, self._settings.get(model, AS_CONFIGURED), again=False)
