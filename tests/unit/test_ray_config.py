@@ -58,6 +58,20 @@ def test_instances_left_out_count_the_cores_of_a_replica() -> None:
     assert serve.on_cpus(config(), 3).settings("any").instances == 3
 
 
+@pytest.mark.parametrize("default", ["cpu", "cuda"])
+def test_instances_left_out_count_what_the_model_takes(default: str) -> None:
+    models: dict[str, dict[str, Any]] = {
+        "wide": {"threads": 4, "device": "cpu"},
+        "gpu": {"device": "cuda"},
+        "provided": {"device": "cpu", "providers": ["cuda"]},
+        "written": {"device": "cpu", "instances": 2},
+    }
+    given = {"serve": {"listen": ["[::]:8001"], "models": "models"}, "defaults": {"device": default}, "models": models}
+    on_cpus = serve.on_cpus(CloudConfig.model_validate(given), 8)
+    found = {name: on_cpus.settings(name).instances for name in (*models, "any")}
+    assert found == {"wide": 2, "gpu": 1, "provided": 1, "written": 2, "any": 8 if default == "cpu" else 1}
+
+
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ExtraMissing, match=r"upwell\[ray\]"):

@@ -38,6 +38,11 @@ class ModelSettings:
     providers: tuple[str, ...] = ()
     trusted: frozenset[str] = frozenset()
 
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether nothing but the CPU is asked for."""
+        return self.device == "cpu" and not self.providers
+
 
 StoppableRun: TypeAlias = tuple[Callable[[Mapping[str, Array]], dict[str, Array]], Callable[[], None]]
 """`Engine.run` for a single run, and a function that stops it from another thread: the run then raises `ModelFailed`

@@ -145,12 +145,20 @@ def check(config: CloudConfig) -> None:
 
 
 def on_cpus(config: CloudConfig, cpus: int) -> CloudConfig:
-    """The configuration with `instances`, if not written, chosen for `cpus` cores instead of the machine's."""
-    defaults = config.defaults
-    if defaults.instances is not None or defaults.device != "cpu" or defaults.providers:
+    """The configuration with `instances`, where not written, chosen for `cpus` cores instead of the machine's."""
+    if config.defaults.instances is not None:
         return config
-    changed = defaults.model_copy(update={"instances": max(1, cpus // defaults.threads)})
-    return config.model_copy(update={"defaults": changed})
+
+    def instances(name: str) -> dict[str, int]:
+        own = config.settings(name)
+        return {"instances": max(1, cpus // own.threads) if own.is_on_cpu else 1}
+
+    models = {
+        name: model if model.instances is not None else model.model_copy(update=instances(name))
+        for name, model in config.models.items()
+    }
+    defaults = config.defaults.model_copy(update=instances(""))
+    return config.model_copy(update={"defaults": defaults, "models": models})
 
 
 def _problems(config: CloudConfig) -> Iterator[Problem]:

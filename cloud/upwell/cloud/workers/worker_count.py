@@ -134,12 +134,8 @@ def _why_one(config: CloudConfig) -> str:
         return "there is only one core"
     if any(parse_address(text).socket_path for text in (*config.serve.listen, *config.serve.listen_http)):
         return "processes cannot share a unix socket"
-    names = {name for name, model in config.models.items() if not _is_plain(config.settings(name))}
-    return "an accelerator is best served by one process" if names or not _is_plain(config.settings("")) else ""
-
-
-def _is_plain(settings: ModelSettings) -> bool:
-    return settings.device == "cpu" and not settings.providers
+    names = {name for name, model in config.models.items() if not config.settings(name).is_on_cpu}
+    return "an accelerator is best served by one process" if names or not config.settings("").is_on_cpu else ""
 
 
 def _tried(config: CloudConfig) -> list[ModelTrial]:
@@ -170,7 +166,7 @@ def _trials(config: CloudConfig) -> Iterator[ModelTrial]:
     """The trial of each model that can be tried; the start that follows reports what is wrong with a model."""
     for folder in find_models(config):
         settings = config.settings(folder.name)
-        if settings.engine != "onnx" or not _is_plain(settings):
+        if settings.engine != "onnx" or not settings.is_on_cpu:
             continue
         try:
             yield from _trial_of(folder, settings)
