@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -55,6 +57,30 @@ def test_a_graph_reads_its_own_inputs_and_gives_copies() -> None:
     assert total.tolist() == [5.0, 7.0, 9.0]
     assert product.tolist() == [4.0, 10.0, 18.0]
     assert recorder.replays == 2
+
+
+def test_a_graph_keeps_the_network_whose_memory_its_replays_read() -> None:
+    class Compiled:
+        """Owns a constant, as what torch.compile makes."""
+
+        def __init__(self) -> None:
+            self.two = torch.full((3,), 2.0)
+
+        def __call__(self, x: torch.Tensor) -> Tensors:
+            return (x * self.two,)
+
+    def record(call: Callable[[], Tensors]) -> tuple[Callable[[], None], Tensors]:
+        return lambda: None, call()  # a real replay holds addresses, nothing of Python
+
+    network = Compiled()
+    kept = weakref.ref(network)
+    step = GraphCall(network, [torch.zeros(3)], record)
+    del network
+    gc.collect()
+    assert kept() is not None
+    del step
+    gc.collect()
+    assert kept() is None
 
 
 def test_a_graph_takes_one_call_at_a_time() -> None:

@@ -119,6 +119,7 @@ class GraphCall:
 
     def __init__(self, forward: Forward, examples: Sequence[torch.Tensor], record: Record) -> None:
         self._lock = threading.Lock()
+        self._forward = forward  # a compiled one owns constants that replays read
         self._inputs = [one.clone() for one in examples]
         self._replay, self._outputs = record(lambda: forward(*self._inputs))
 
