@@ -11,7 +11,7 @@ import pytest
 from tests.unit.oip.gates import TIMEOUT_S, Gate, assert_ends_after
 from upwell.shared.oip.dataplane import Flag
 from upwell.shared.platform import call_threads
-from upwell.shared.platform.call_threads import CallFuture, CallThreads, started, yield_permit
+from upwell.shared.platform.call_threads import CallFuture, CallThreads, Worker, started, yield_permit
 
 
 def test_tasks_run_and_tell_their_end() -> None:
@@ -354,15 +354,40 @@ def test_the_threads_of_a_flood_end_and_those_that_are_needed_stay(monkeypatch: 
 
 
 def test_no_task_is_lost_while_threads_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each comes at about the time at which the last thread, parked for long enough, is about to end."""
+    """Two come at about the time at which one of two threads, parked for long enough, is about to end."""
     monkeypatch.setattr(call_threads, "IDLE_S", 0.002)
-    threads = CallThreads(2, "ending", at_work=1)
+    threads = CallThreads(2, "ending")
     for turn in range(400):
-        done = threading.Event()
-        threads.submit(done.set)
-        assert done.wait(TIMEOUT_S)
+        both = [threading.Event(), threading.Event()]
+        for done in both:
+            threads.submit(done.set)
+        assert all(done.wait(TIMEOUT_S) for done in both)
         time.sleep(0.0015 + 0.000005 * (turn % 200))
     threads.shutdown()
+
+
+def test_the_last_thread_stays_where_the_system_gives_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, let_go = threading.Semaphore(0), CallThreads.let_go
+
+    def ask(threads: CallThreads, worker: Worker) -> bool:
+        ends = let_go(threads, worker)
+        asked.release()
+        return ends
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError(f"can't start {thread.name}")
+
+    monkeypatch.setattr(call_threads, "IDLE_S", 0.002)
+    monkeypatch.setattr(CallThreads, "let_go", ask)
+    threads = CallThreads(8, "last")
+    threads.submit(int)
+    assert all(asked.acquire(timeout=TIMEOUT_S) for _ in range(3))  # long parked
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    done = threading.Event()
+    threads.submit(done.set)
+    assert done.wait(TIMEOUT_S)
+    threads.shutdown()
+    assert _named("last") == 0
 
 
 def _occupy(entered: threading.Semaphore, gate: threading.Event) -> None:

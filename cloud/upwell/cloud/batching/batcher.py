@@ -79,7 +79,7 @@ _threads = CallThreads(_MOST, "batch")
 
 
 def prepare() -> None:
-    """Start a thread now, since under load the system may allow no more."""
+    """Start a thread now, which stays, since under load the system may allow no more."""
     _threads.submit(int)
 
 

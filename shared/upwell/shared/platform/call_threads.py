@@ -188,7 +188,8 @@ def goes_on() -> bool:
 
 
 class CallThreads(ThreadPoolExecutor):
-    """A pool of at most `max_workers` threads, created on demand and ended when idle, for the tasks given to `submit`.
+    """A pool of at most `max_workers` threads, created on demand, for the tasks given to `submit`. Idle ones end, but for
+    the last.
 
     Only `at_work` tasks are active at once (None: all), since threads that contend for the GIL spend more time on that
     than on a small request. A task that waits is not active: it says so (`yield_permit`), or the monitoring thread
@@ -370,8 +371,13 @@ class CallThreads(ThreadPoolExecutor):
         return True
 
     def let_go(self, worker: Worker) -> bool:
-        """Whether a thread that was parked for long may end; False if another is about to wake it."""
+        """Whether a thread that was parked for long may end; False if another is about to wake it.
+
+        The last one stays, since under load the system may allow no other.
+        """
         with self._making:
+            if len(self._made) == 1:
+                return False
             try:
                 self._parked.remove(worker)
             except ValueError:
