@@ -54,6 +54,18 @@ def test_what_is_too_late_makes_room_for_others() -> None:
     assert late.wake_up.is_set()
 
 
+def test_of_rows_that_differ_in_size_only_those_that_take_too_long_are_dropped() -> None:
+    queue = ModelQueue(RunSizes(4, (1, 4)), rows_differ=True)
+    for _ in range(3):
+        queue.observe(1000, RUN_S, 0.0)
+    short, long = request_of("a", 0.5 * RUN_S), request_of("b", 0.5 * RUN_S)
+    long.row_elements = 1000
+    queue.add(long)
+    queue.add(short)
+    assert queue.take(0.0) == ([short], [long])
+    assert isinstance(long.error, DeadlineExceeded)
+
+
 def test_who_waits_and_asks_again_keeps_its_claim() -> None:
     queue = queue_of(4)
     queue.add(request_of("a", 9.0))

@@ -171,7 +171,10 @@ class Batcher:
         self._sizes = RunSizes(buckets[-1], buckets) if buckets else RunSizes(settings.max_batch)
         if not self._row_wise:
             self._sizes = RunSizes(1)
-        self._queue = ModelQueue(self._sizes, instances=settings.instances, max_queue=settings.max_queue)
+        self._rows_differ = any(-1 in spec.shape[int(self._row_wise) :] for spec in engine.inputs)
+        self._queue = ModelQueue(
+            self._sizes, instances=settings.instances, max_queue=settings.max_queue, rows_differ=self._rows_differ
+        )
         self._device = device or Device()
         self._device.admit(self._queue)
         prepare()
@@ -224,7 +227,9 @@ class Batcher:
         now_s = self._clock()
         group = None if self._sizes.largest == 1 else self._group(inputs)
         client = client_key(call.client)
-        queued = QueuedRequest(inputs, call, self._rows(inputs), group, self._runner, now_s, client, priority)
+        rows = self._rows(inputs)
+        queued = QueuedRequest(inputs, call, rows, group, self._runner, now_s, client, priority)
+        queued.row_elements = self._row_elements(inputs, rows)
         batch = self._device.enter(self._queue, queued, now_s)
         if batch is not None:
             begin(self._runner(batch))
@@ -253,6 +258,9 @@ class Batcher:
         if len(set(rows.values())) != 1:
             raise InvalidRequest(f"inputs have different numbers of rows: {rows}")
         return next(iter(rows.values()))
+
+    def _row_elements(self, inputs: Mapping[str, Array], rows: int) -> int:
+        return max(1, sum(array.size for array in inputs.values()) // max(1, rows)) if self._rows_differ else 1
 
     def _group(self, inputs: Mapping[str, Array]) -> object:
         """The key that requests must share to run together."""
@@ -375,11 +383,12 @@ class Batcher:
 
     def _timed(self, batch: Mapping[str, Array], rows: int) -> dict[str, Array]:
         started_s = self._clock()
-        if not 0.0 < self._device.needed_s(self._queue, rows, started_s) <= _LONG_RUN_S:
+        row_elements = self._row_elements(batch, rows)
+        if not 0.0 < self._device.needed_s(self._queue, rows, started_s, row_elements) <= _LONG_RUN_S:
             yield_permit()
         outputs = self._run_engine(batch)
         ended_s = self._clock()
-        self._device.observe(self._queue, rows, ended_s - started_s, ended_s)
+        self._device.observe(self._queue, rows * row_elements, ended_s - started_s, ended_s)
         return outputs
 
     def _run_engine(self, batch: Mapping[str, Array]) -> dict[str, Array]:

@@ -55,7 +55,7 @@ class Device:
         with self._lock:
             is_free = self._is_free(queue)
             start_s = now_s if is_free else self._free_s(now_s)
-            raise_if(queue.hopeless(queued.call, queued.rows, now_s, start_s))
+            raise_if(queue.hopeless(queued.call, queued.rows, now_s, start_s, queued.row_elements))
             if is_free:
                 return self._begin(queue, (queued,), now_s)
             less_entitled = queue.make_room(queued.client, queued.priority, now_s, start_s)
@@ -118,17 +118,17 @@ class Device:
     def hopeless(self, queue: ModelQueue, queued: QueuedRequest, rows: int, now_s: float) -> UpwellError | None:
         """Why running `rows` rows of the entry now would be useless; None if it would not."""
         with self._lock:
-            return queue.hopeless(queued.call, rows, now_s, now_s)
+            return queue.hopeless(queued.call, rows, now_s, now_s, queued.row_elements)
 
-    def needed_s(self, queue: ModelQueue, rows: int, now_s: float) -> float:
+    def needed_s(self, queue: ModelQueue, rows: int, now_s: float, row_elements: int) -> float:
         """The estimated time of a run of a model (s), 0 if unknown."""
         with self._lock:
-            return queue.needed_s(rows, now_s)
+            return queue.needed_s(rows, now_s, row_elements)
 
-    def observe(self, queue: ModelQueue, rows: int, run_s: float, now_s: float) -> None:
-        """Learn from the time of a run of a model."""
+    def observe(self, queue: ModelQueue, size: int, run_s: float, now_s: float) -> None:
+        """Learn from the time of a run of a model. See `ModelQueue.observe`."""
         with self._lock:
-            queue.observe(rows, run_s, now_s)
+            queue.observe(size, run_s, now_s)
 
     def observe_delay(self, queue: ModelQueue, delay_s: float, now_s: float) -> None:
         """Learn from the delay between the end of a run and its last request's answer."""
@@ -141,7 +141,7 @@ class Device:
 
     def _free_s(self, now_s: float) -> float:
         """The earliest time at which a slot may be free, as far as known."""
-        ends = (one.started_s + one.queue.turn_s(one.rows, now_s) for one in self._running)
+        ends = (one.started_s + one.queue.turn_s(one.rows, now_s, one.entries[0].row_elements) for one in self._running)
         return max(now_s, min(ends, default=now_s))
 
     def _wait(self, queue: ModelQueue, queued: QueuedRequest) -> None:

@@ -94,6 +94,8 @@ class QueuedRequest:
     """Whether it gave its slot to others before its last piece."""
     is_last: bool = False
     """Whether it is the last of its batch to be notified."""
+    row_elements: int = 1
+    """The size of its rows, if the rows of its model differ in that; else 1."""
     deadline_s: float = field(init=False)
     """The caller's deadline (monotonic)."""
     since_s: float = field(init=False)
@@ -198,13 +200,13 @@ class ModelQueue:
     Not safe for several threads: the device that it waits for holds a lock.
     """
 
-    def __init__(self, sizes: RunSizes, *, instances: int = 1, max_queue: int = 64) -> None:
+    def __init__(self, sizes: RunSizes, *, instances: int = 1, max_queue: int = 64, rows_differ: bool = False) -> None:
         self.instances = instances
         self.running = 0
         """Runs under way, at most `instances`."""
         self._sizes = sizes
         self._max_queue = max_queue
-        self._times = BatchRunTimes(sizes.buckets)
+        self._times = BatchRunTimes(() if rows_differ else sizes.buckets)
         self._delays = Delays()
         self._waiting: list[QueuedRequest] = []  # in the order of arrival
         self._clients: Counter[str] = Counter()
@@ -214,26 +216,28 @@ class ModelQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def needed_s(self, rows: int, now_s: float) -> float:
+    def needed_s(self, rows: int, now_s: float, row_elements: int = 1) -> float:
         """Seconds of the engine for a request or batch of `rows` rows, in pieces if need be; 0 where not known."""
         largest = self._sizes.largest
         if rows <= largest or not self._sizes.is_bound:
-            return self._times.estimate_s(self._sizes.of_run(rows), now_s)
-        return -(-rows // largest) * self._times.estimate_s(largest, now_s)
+            return self._times.estimate_s(self._sizes.of_run(rows) * row_elements, now_s)
+        return -(-rows // largest) * self._times.estimate_s(largest * row_elements, now_s)
 
-    def turn_s(self, rows: int, now_s: float) -> float:
+    def turn_s(self, rows: int, now_s: float, row_elements: int = 1) -> float:
         """Seconds of the engine until a batch of `rows` rows gives up its slot if others wait; 0 where not known."""
-        return self.needed_s(min(rows, self._sizes.largest) if self._sizes.is_bound else rows, now_s)
+        return self.needed_s(min(rows, self._sizes.largest) if self._sizes.is_bound else rows, now_s, row_elements)
 
-    def observe(self, rows: int, run_s: float, now_s: float) -> None:
-        """Learn how long a run took."""
-        self._times.observe(rows, run_s, now_s)
+    def observe(self, size: int, run_s: float, now_s: float) -> None:
+        """Learn how long a run took, by its rows or, if rows differ in size, by its elements."""
+        self._times.observe(size, run_s, now_s)
 
     def observe_delay(self, delay_s: float, now_s: float) -> None:
         """Learn how long it took after a run until the last of those that shared it could go on."""
         self._delays.observe(delay_s, now_s)
 
-    def hopeless(self, call: Call, rows: int, now_s: float, start_s: float) -> UpwellError | None:
+    def hopeless(
+        self, call: Call, rows: int, now_s: float, start_s: float, row_elements: int = 1
+    ) -> UpwellError | None:
         """Why a run of `rows` rows for `call`, which begins at `start_s` at the earliest, would be for nothing.
 
         None where it would not. What waits before it does not count: some of that may leave or be too late itself,
@@ -246,7 +250,7 @@ class ModelQueue:
         left_s = call.deadline_s - now_s
         if left_s <= 0:
             return DeadlineExceeded("the deadline has passed")
-        wait_s, needed_s = start_s - now_s, self.needed_s(rows, now_s)
+        wait_s, needed_s = start_s - now_s, self.needed_s(rows, now_s, row_elements)
         if left_s < wait_s + needed_s + self._delays.estimate_s(now_s):
             busy = f", busy for {1e3 * wait_s:.1f} ms more," if wait_s > 0 else ""
             return DeadlineExceeded(f"{1e3 * left_s:.1f} ms are left and the model{busy} takes {1e3 * needed_s:.1f} ms")
@@ -299,8 +303,10 @@ class ModelQueue:
             return batch, dropped
         remembered_s = self._times.remembered_s
         told_s = now_s + self._delays.estimate_s(now_s)
+        ranked = self._ranked(now_s)
+        row_elements = ranked[0].row_elements  # those of its group have the same
         batch = choose(
-            self._ranked(now_s), self._sizes, told_s, lambda rows: remembered_s(self._sizes.of_run(rows), now_s)
+            ranked, self._sizes, told_s, lambda rows: remembered_s(self._sizes.of_run(rows) * row_elements, now_s)
         )
         taken = set(map(id, batch))
         self._waiting = [one for one in self._waiting if id(one) not in taken]
@@ -325,15 +331,17 @@ class ModelQueue:
     def _sweep(self, now_s: float) -> list[QueuedRequest]:
         """Drop requests whose callers have left or that can no longer be in time. Their callers must still be woken."""
         delay_s = self._delays.estimate_s(now_s)
-        rows_waiting = {queued.rows_left for queued in self._waiting}
-        least_s = {rows: now_s + self.needed_s(rows, now_s) + delay_s for rows in rows_waiting}
+        sizes_waiting = {(queued.rows_left, queued.row_elements) for queued in self._waiting}
+        least_s = {
+            (rows, elements): now_s + self.needed_s(rows, now_s, elements) + delay_s for rows, elements in sizes_waiting
+        }
         suspects = [
             queued
             for queued in self._waiting
-            if queued.deadline_s < least_s[queued.rows_left] or queued.call.cancelled.is_set()
+            if queued.deadline_s < least_s[queued.rows_left, queued.row_elements] or queued.call.cancelled.is_set()
         ]
         for queued in suspects:
-            queued.error = self.hopeless(queued.call, queued.rows_left, now_s, now_s)
+            queued.error = self.hopeless(queued.call, queued.rows_left, now_s, now_s, queued.row_elements)
         dropped = [queued for queued in suspects if queued.error is not None]
         if dropped:
             self._waiting = [queued for queued in self._waiting if queued.error is None]
@@ -344,7 +352,7 @@ class ModelQueue:
         """The waiting requests with their ranks, most urgent first."""
         ahead: frozenset[str] = frozenset()
         if len(self._clients) > 1:
-            ahead = self._shares.ahead(self._clients.keys(), self._times.remembered_s(self._sizes.largest, now_s))
+            ahead = self._shares.ahead(self._clients.keys(), self._times.remembered_s(self._largest_size(), now_s))
         if ahead or self._has_classes or now_s - self._waiting[0].since_s >= PATIENCE_S:
             for queued in self._waiting:
                 queued.rank = (queued.client in ahead, _level(queued, now_s))
@@ -363,12 +371,16 @@ class ModelQueue:
     def _drained_in_s(self, now_s: float, start_s: float) -> float | None:
         """Seconds until all waiting requests have run, so that refused callers do not all return for one place."""
         largest = self._sizes.largest
-        run_s = self.needed_s(largest, now_s)
+        run_s = self._times.estimate_s(self._largest_size(), now_s)
         if not run_s:
             return None
         rows = sum(queued.rows_left for queued in self._waiting)
         runs = -(-rows // largest) if self._sizes.is_bound else len(self._waiting)
         return start_s - now_s + runs * run_s / self.instances
+
+    def _largest_size(self) -> int:
+        """The size of the largest run for the request that has waited longest."""
+        return self._sizes.largest * (self._waiting[0].row_elements if self._waiting else 1)
 
     def _forget(self, gone: Sequence[QueuedRequest]) -> None:
         """Remove them from the counts of waiting requests."""

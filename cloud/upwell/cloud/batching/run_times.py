@@ -19,6 +19,9 @@ _QUARTER, _HALF = 0.25, 0.5
 class BatchRunTimes:
     """Estimates the time of a run (s) by its number of rows; pure, time is an argument.
 
+    If a row may have any size (texts, sounds), elements take the place of rows: by rows, long ones would make a short
+    one look hopeless, and those refused would never correct that.
+
     Batch sizes fall into classes: up to each of `buckets`, or without them 1 to 8, 10, 12, 14, 16, 20, ..., four to
     each doubling. Simulated with deadlines of 20 to 200 ms at capacity, one class per doubling makes 2.5 % of the
     answers late that seemed to be in time, four classes 0.8 %. A class is known after 3 runs, and its time m is the

@@ -188,8 +188,8 @@ def goes_on() -> bool:
 
 
 class CallThreads(ThreadPoolExecutor):
-    """A pool of at most `max_workers` threads, created on demand, for the tasks given to `submit`. Idle ones end, but for
-    the last.
+    """A pool of at most `max_workers` threads, created on demand, for the tasks given to `submit`. Idle ones end,
+    but for the last.
 
     Only `at_work` tasks are active at once (None: all), since threads that contend for the GIL spend more time on that
     than on a small request. A task that waits is not active: it says so (`yield_permit`), or the monitoring thread
