@@ -308,7 +308,7 @@ FAULTS: Sequence[Fault] = (
         ("priority_queue.py", "min(queued.deadline_s, queued.since_s + PATIENCE_S)", "queued.deadline_s"),
         ("priority_queue.py", " and one.rows_left == one.rows)", ")"),
         ("device_scheduler.py", "            queued.since_s = now_s\n", ""),
-        ("device_scheduler.py", "one.queue.turn_s(one.rows, now_s)", "one.queue.needed_s(one.rows, now_s)"),
+        ("device_scheduler.py", "one.queue.turn_s(", "one.queue.needed_s("),
         ("priority_queue.py", "runs = -(-rows // largest)", "runs = rows // largest"),
         ("priority_queue.py", "if left_s < wait_s + needed_s + ", "if left_s < needed_s + "),
         ("batch_choice.py", "if one.rows <= lost and", "if one.rows < lost and"),

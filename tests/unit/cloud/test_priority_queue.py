@@ -16,9 +16,9 @@ from upwell.shared.oip.dataplane import Call
 RUN_S = 0.1
 
 
-def queue_of(largest: int, **limits: int) -> ModelQueue:
+def queue_of(largest: int, max_queue: int = 64, instances: int = 1) -> ModelQueue:
     """A queue that knows what a run takes, whatever its rows."""
-    queue = ModelQueue(RunSizes(largest), **limits)
+    queue = ModelQueue(RunSizes(largest), instances=instances, max_queue=max_queue)
     for _ in range(3):
         queue.observe(largest, RUN_S, 0.0)
         queue.observe(1, RUN_S, 0.0)
