@@ -175,24 +175,6 @@ def test_a_deadline_that_cannot_be_met_any_more_costs_no_run() -> None:
     assert [firsts(batch) for batch in engine.batches] == [[1], [1], [1], [3]]
 
 
-def test_long_rows_do_not_make_short_ones_look_hopeless() -> None:
-    now_s = 0.0
-
-    def answer(batch: Batch) -> dict[str, Array]:
-        nonlocal now_s
-        now_s += 0.001 * batch["x"].shape[1]
-        return {"y": batch["x"]}
-
-    specs = (TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("y", "FP32", (-1, -1)),)
-    batcher = Batcher(FakeEngine(answer, *specs), ModelSettings(max_batch=8), clock=lambda: now_s)
-    long, short = ({"x": np.zeros((1, columns), np.float32)} for columns in (1000, 10))
-    for _ in range(20):
-        batcher.run(long, Call())
-        assert batcher.run(short, Call(deadline_s=now_s + 0.1)).compute_s == pytest.approx(0.01)
-    with pytest.raises(DeadlineExceeded, match=r"takes 1000\.0 ms"):
-        batcher.run(long, Call(deadline_s=now_s + 0.1))
-
-
 def test_a_deadline_that_passes_in_the_queue_is_answered_then_and_never_run(
     pool: ThreadPoolExecutor, engine: FakeEngine
 ) -> None:

@@ -1,4 +1,4 @@
-"""Batches of exactly a bucket's rows, on engines that take nothing else; and models that share a device."""
+"""Batches of exactly a bucket's rows, on engines that take nothing else; rows that differ; models on one device."""
 
 from __future__ import annotations
 
@@ -291,3 +291,22 @@ def test_whatever_becomes_of_calls_nothing_is_lost_and_every_place_is_free_again
     assert not device._running
     for batcher in batchers:
         assert batcher.run(x(1), Call()).outputs["y"].tolist() == [[2, 2]]
+
+
+@pytest.mark.parametrize("buckets", [(), BUCKETS])
+def test_long_rows_do_not_make_short_ones_look_hopeless(buckets: tuple[int, ...]) -> None:
+    now_s = 0.0
+
+    def answer(batch: Mapping[str, Array]) -> dict[str, Array]:
+        nonlocal now_s
+        now_s += 0.001 * batch["x"].shape[1]
+        return {"y": batch["x"]}
+
+    specs = (TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("y", "FP32", (-1, -1)),)
+    batcher = Batcher(FakeEngine(answer, *specs), ModelSettings(max_batch=16, buckets=buckets), clock=lambda: now_s)
+    long, short = ({"x": np.zeros((1, columns), np.float32)} for columns in (1000, 10))
+    for _ in range(20):
+        batcher.run(long, Call())
+        assert batcher.run(short, Call(deadline_s=now_s + 0.1)).compute_s == pytest.approx(0.01)
+    with pytest.raises(DeadlineExceeded, match=r"takes 1000\.0 ms"):
+        batcher.run(long, Call(deadline_s=now_s + 0.1))
