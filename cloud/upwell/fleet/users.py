@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from sqlalchemy import Connection, delete, func, insert, select
+from sqlalchemy import Connection, delete, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from upwell.fleet.errors import Conflict, NotFound
@@ -123,8 +123,8 @@ def remove_user(connection: Connection, actor: Actor, name: str) -> None:
     role = connection.scalar(select(USERS.c.role).where(USERS.c.name == name))
     if role is None:
         raise NotFound(f"no user {name!r}")
-    operators = connection.scalar(select(func.count()).select_from(USERS).where(USERS.c.role == "operator"))
-    if role == "operator" and operators == 1:
+    operators = select(USERS.c.name).where(USERS.c.role == "operator").order_by(USERS.c.name)
+    if connection.scalars(operators.with_for_update()).all() == [name]:  # locked: two operators may remove each other
         raise Conflict(f"{name!r} is the last operator; add another one first")
     connection.execute(delete(USERS).where(USERS.c.name == name))
     record_audit(connection, actor, "remove user", name)

@@ -7,13 +7,15 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import insert, select, update
+from sqlalchemy import Connection, insert, select, text, update
 
 from tests.contract.fleet.test_rollouts import FORMER, GATE, NEW, Counting
 from tests.faults.programs import UPWELL, Program
@@ -22,14 +24,16 @@ from tests.postgres import postgres
 from upwell.fleet.budget.budget_store import BudgetGoal, BudgetSpec, members_of, put_budget, solve_all
 from upwell.fleet.config import DatabaseSection
 from upwell.fleet.errors import Conflict
-from upwell.fleet.registry.groups import FRESH_S
+from upwell.fleet.registry.devices import assign, find
+from upwell.fleet.registry.groups import FRESH_S, put_group
 from upwell.fleet.rollout.rollout_state import RolloutPlan
 from upwell.fleet.rollout.rollout_store import RolloutTarget, create
 from upwell.fleet.rollout.wave_plan import parse_waves
 from upwell.fleet.storage.database import Database, all_rows, migrate
 from upwell.fleet.storage.tables import DEVICES, FACTS, METADATA
-from upwell.fleet.users import Actor
+from upwell.fleet.users import Actor, add_user, remove_user
 from upwell.rpc.opamp.v1 import opamp_pb2
+from upwell.shared.errors import ConfigError
 from upwell.shared.opamp import WISH_FILE
 
 
@@ -182,6 +186,58 @@ def test_of_two_rollouts_begun_at_once_at_two_replicas_one_is_refused() -> None:
             one.close()
 
 
+@pytest.mark.slow
+def test_of_two_operators_at_once_at_two_replicas_the_second_is_refused() -> None:
+    with postgres() as url:
+        replicas = [Database(DatabaseSection(postgres=url)) for _ in range(2)]
+        ann, bob = Actor("ann", 1.0), Actor("bob", 1.0)
+        with replicas[0].writing() as connection:
+            for one in (ann, bob):
+                add_user(connection, one, one.name, "operator")
+        spec = BudgetSpec("true", None, BudgetGoal("cloud_share", 0.2), {})
+        changes: list[tuple[Change, Change]] = [
+            (lambda one: remove_user(one, ann, "bob"), lambda one: remove_user(one, bob, "ann")),
+            (lambda one: put_group(one, ann, "all", "true"), lambda one: put_group(one, bob, "all", "true")),
+            (lambda one: put_budget(one, ann, "all", spec), lambda one: put_budget(one, bob, "all", spec)),
+        ]
+        for first, second in changes:
+            with ThreadPoolExecutor(1) as pool:
+                with replicas[0].writing() as connection:
+                    first(connection)
+                    refused = pool.submit(is_refused, replicas[1], second)
+                    until_s = time.monotonic() + 5.0
+                    while not connection.scalar(text("SELECT count(*) FROM pg_locks WHERE NOT granted")):
+                        assert time.monotonic() < until_s, "the second does not wait for the first"
+                assert refused.result(60.0)
+        for replica in replicas:
+            replica.close()
+
+
+Change: TypeAlias = Callable[[Connection], None]
+
+
+def is_refused(database: Database, change: Change) -> bool:
+    """Make a change in a transaction of its own."""
+    try:
+        with database.writing() as connection:
+            change(connection)
+    except Conflict:
+        return True
+    return False
+
+
+def test_an_operator_does_not_overrule_a_rollout_that_began_a_moment_ago(tmp_path: Path) -> None:
+    database = Database(DatabaseSection.model_validate({"file": tmp_path / "fleet.db"}))
+    with database.writing() as connection:
+        connection.execute(insert(DEVICES).values(device_row(0)))
+        read = find(connection, "d0")
+        connection.execute(update(DEVICES).values(rollout="3f9c01ab", assigned=FORMER))
+        with pytest.raises(Conflict, match="is in roll-out 3f9c01ab, which has not ended"):
+            assign(connection, Actor("ann", 1.0), read, NEW, None)
+        assert find(connection, "d0")["assigned"] == FORMER
+    database.close()
+
+
 def demand(requests_per_s: float, wanted: float = 1.0) -> dict[str, object]:
     return {"requests_per_s": requests_per_s, "request_bytes": 100.0, "wanted": wanted, "shares": [0.0, 0.3, 1.0],
             "risks": [0.4, 0.1 + 0.01 * requests_per_s, 0.0]}  # fmt: skip
@@ -217,3 +273,13 @@ def test_the_schema_of_sqlite_is_that_of_the_tables_up_and_down(tmp_path: Path) 
         migrate(connection, "base")
         migrate(connection)
     database.close()
+
+
+def test_a_database_of_a_newer_version_is_refused_in_one_line(tmp_path: Path) -> None:
+    section = DatabaseSection.model_validate({"file": tmp_path / "fleet.db"})
+    database = Database(section)
+    with database.writing() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    database.close()
+    with pytest.raises(ConfigError, match=r"fleet\.db.*a newer version of Upwell has changed it"):
+        Database(section)

@@ -9,8 +9,10 @@ from datetime import timezone
 from typing import Any, Literal
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
+from sqlalchemy.exc import IntegrityError
 
 from upwell.fleet.budget.goal_allocation import Curve, Demand, FleetGoal, envelope, share_out, worth_telling
+from upwell.fleet.errors import Conflict
 from upwell.fleet.registry.devices import Stored, all_devices, variables_of
 from upwell.fleet.registry.groups import membership
 from upwell.fleet.storage.database import Row, all_rows, one_row, the_row
@@ -69,7 +71,7 @@ class _Member:
 
 
 def put_budget(connection: Connection, actor: Actor, name: str, spec: BudgetSpec) -> None:
-    """Set or change a budget; it is shared within seconds. Raises `InvalidRequest`."""
+    """Set or change a budget; it is shared within seconds. Raises `InvalidRequest`, and `Conflict`."""
     membership(spec.expression)
     for model, points in spec.curves.items():
         try:
@@ -85,7 +87,10 @@ def put_budget(connection: Connection, actor: Actor, name: str, spec: BudgetSpec
         **(anew if former is None or former["goal"] != goal else {}),
     }  # fmt: skip
     if former is None:
-        connection.execute(insert(BUDGETS).values(name=name, **values))
+        try:
+            connection.execute(insert(BUDGETS).values(name=name, **values))
+        except IntegrityError:
+            raise Conflict(f"another operator has just set budget {name!r}") from None
     else:
         connection.execute(update(BUDGETS).where(BUDGETS.c.name == name).values(**values))
     record_audit(connection, actor, "put budget", name, {"expression": spec.expression, "goal": goal})

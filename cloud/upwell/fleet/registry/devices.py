@@ -223,10 +223,13 @@ def assign(
 
     Raises `Conflict` for a device in an active roll-out, which decides that itself.
     """
-    if device["rollout"] is not None:
-        raise Conflict(f"device {device['name']!r} is in roll-out {device['rollout']}, which has not ended")
     values = {"assigned": release, "assigned_not_before_unix_s": not_before_unix_s}
-    connection.execute(update(DEVICES).where(DEVICES.c.id == device["id"]).values(**values))
+    free = (DEVICES.c.id == device["id"]) & DEVICES.c.rollout.is_(
+        None
+    )  # asked now: one may have begun since it was read
+    if not connection.execute(update(DEVICES).where(free).values(**values)).rowcount:
+        rollout = connection.scalar(select(DEVICES.c.rollout).where(DEVICES.c.id == device["id"]))
+        raise Conflict(f"device {device['name']!r} is in roll-out {rollout}, which has not ended")
     record_audit(
         connection, actor, "assign device", device["id"], {"release": release, "not_before_unix_s": not_before_unix_s}
     )

@@ -15,8 +15,9 @@ from types import MappingProxyType
 
 from cel_expr_python import cel
 from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy.exc import IntegrityError
 
-from upwell.fleet.errors import NotFound
+from upwell.fleet.errors import Conflict, NotFound
 from upwell.fleet.registry.devices import Stored, all_devices, variables_of
 from upwell.fleet.storage.database import Database, Row, all_rows, the_row
 from upwell.fleet.storage.tables import GROUPS
@@ -90,11 +91,15 @@ def find_group(connection: Connection, name: str) -> Row:
 
 
 def put_group(connection: Connection, actor: Actor, name: str, expression: str) -> None:
-    """Create a group, or change its expression. Raises `InvalidRequest` for an invalid one."""
+    """Create a group, or change its expression. Raises `InvalidRequest` for an invalid one, and `Conflict`."""
     membership(expression)
     changed = connection.execute(update(GROUPS).where(GROUPS.c.name == name).values(expression=expression))
     if not changed.rowcount:
-        connection.execute(insert(GROUPS).values(name=name, expression=expression, created_unix_s=actor.now_unix_s))
+        values = {"name": name, "expression": expression, "created_unix_s": actor.now_unix_s}
+        try:
+            connection.execute(insert(GROUPS).values(**values))
+        except IntegrityError:
+            raise Conflict(f"another operator has just made group {name!r}") from None
     record_audit(connection, actor, "put group", name, {"expression": expression})
 
 

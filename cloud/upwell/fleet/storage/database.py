@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from alembic import command
 from alembic.config import Config
+from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, Select, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError
 
@@ -73,11 +74,13 @@ class Database:
         event.listen(self._engine, "before_cursor_execute", self._count)
         try:
             self._migrate()
-        except DatabaseError as error:
+        except (DatabaseError, CommandError) as error:
             self._engine.dispose()
             key = "fleet.database.postgres" if self.is_shared else "fleet.database.file"
             where = None if self.is_shared else section.file
-            raise ConfigError.at(where, f"the database cannot be used: {_reason(error)}", key) from None
+            newer = "a newer version of Upwell has changed it; expected that version or a later one"
+            reason = newer if isinstance(error, CommandError) else _reason(error)
+            raise ConfigError.at(where, f"the database cannot be used: {reason}", key) from None
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
