@@ -152,6 +152,15 @@ def test_a_model_has_no_more_runs_at_once_than_its_instances_however_free_its_de
     assert following.entries == [waiting]
 
 
+def test_a_model_that_has_gone_takes_its_places_on_the_device_with_it() -> None:
+    device, one, other, gone = Device(), queue_of(1), queue_of(1), queue_of(1, instances=4)
+    for queue in (one, other, gone):
+        device.admit(queue)
+    device.dismiss(gone)
+    assert device.enter(one, request(), 0.0) is not None
+    assert device.enter(other, request(), 0.0) is None
+
+
 def test_a_run_that_ends_leaves_the_others_of_its_model_running() -> None:
     device, queue = Device(), queue_of(1, instances=2)
     device.admit(queue)

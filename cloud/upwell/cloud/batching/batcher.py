@@ -201,6 +201,11 @@ class Batcher:
             time.sleep(_LOOK_S)
         return True
 
+    def close(self) -> None:
+        """Free the engine and its places on the device, after the last run."""
+        self._device.dismiss(self._queue)
+        self._engine.close()
+
     def stop_abandoned(self) -> None:
         """Stop the runs that nobody waits for any more, where the engine can."""
         for batch in self._device.abandoned(self._queue, self._clock()):

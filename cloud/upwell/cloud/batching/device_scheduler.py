@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from upwell.cloud.batching.fair_shares import FairShares
 from upwell.cloud.batching.priority_queue import Batch, ModelQueue, QueuedRequest, raise_if, wake
@@ -29,6 +29,7 @@ class Device:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._places = 0
+        self._admitted: WeakSet[ModelQueue] = WeakSet()
         self._running: dict[Batch[ModelQueue], None] = {}
         self._queues: dict[ModelQueue, None] = {}  # queues with waiting requests
         self._shares: FairShares[ModelQueue] = FairShares()
@@ -36,7 +37,14 @@ class Device:
     def admit(self, queue: ModelQueue) -> None:
         """Add a model to the device."""
         with self._lock:
-            self._places = max(self._places, queue.instances)
+            self._admitted.add(queue)
+            self._count_places()
+
+    def dismiss(self, queue: ModelQueue) -> None:
+        """Take a model off the device, after its last run."""
+        with self._lock:
+            self._admitted.discard(queue)
+            self._count_places()
 
     def check(self, queue: ModelQueue, call: Call, client: str, priority: int, now_s: float) -> None:
         """Raise what `enter` would raise now for at least one row."""
@@ -134,6 +142,9 @@ class Device:
         """Learn from the delay between the end of a run and its last request's answer."""
         with self._lock:
             queue.observe_delay(delay_s, now_s)
+
+    def _count_places(self) -> None:
+        self._places = max((queue.instances for queue in self._admitted), default=0)
 
     def _is_free(self, queue: ModelQueue) -> bool:
         """Whether the queue may begin a run now. Requests that could run before it would have begun."""

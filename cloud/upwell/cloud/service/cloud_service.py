@@ -150,7 +150,7 @@ class CloudService(Dataplane):
             idle = [model for model in given_up if model not in self._in_use]
         for model in idle:
             if model.batcher.rest(0.0):
-                model.engine.close()
+                model.batcher.close()
             else:
                 _close_at_rest(model)
 
@@ -195,7 +195,7 @@ def _close_at_rest(model: CloudModel) -> None:
 
     def close() -> None:
         model.batcher.rest()
-        model.engine.close()
+        model.batcher.close()
 
     threading.Thread(target=close, name=f"close {model.name}/{model.version}", daemon=True).start()
 

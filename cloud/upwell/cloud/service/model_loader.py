@@ -122,7 +122,7 @@ def attempt(
     result = load_model(folder, config, on_run, asked)
     if folder.files() != files:
         if isinstance(result, CloudModel):
-            result.engine.close()
+            result.batcher.close()
         result = BrokenModel(result.name, result.version, "its files changed while they were read")
         log.error("model %s version %s is not served: %s", result.name, result.version, result.reason)
     return LoadAttempt(files, result)
