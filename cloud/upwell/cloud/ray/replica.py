@@ -21,8 +21,8 @@ import grpc
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.observe.telemetry import Telemetry
 from upwell.cloud.service.cloud_service import CloudService
-from upwell.cloud.service.model_loader import BrokenModel, attempt, calls_at_once, find_models
-from upwell.shared.errors import ModelFailed, Refused, Unavailable
+from upwell.cloud.service.model_loader import attempt, calls_at_once, check_any, find_models
+from upwell.shared.errors import Refused, Unavailable
 from upwell.shared.oip.auth.request_quotas import limited
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import Call, Flag, InferRequest
@@ -106,10 +106,7 @@ class Replica:
         serve = config.serve
         self._telemetry = Telemetry(serve, lambda: self._service.versions_by_model)
         results = [attempt(folder, config, self._telemetry.on_run).result for folder in find_models(config)]
-        broken = [one for one in results if isinstance(one, BrokenModel)]
-        if len(broken) == len(results):
-            reasons = "; ".join(f"{one.name} version {one.version}: {one.reason}" for one in broken)
-            raise ModelFailed(f"no model can be served: {reasons or 'there is none'}")
+        check_any(results)
         self._service = CloudService(results)
         self._dataplane = self._telemetry.before(limited(self._service, serve.limits, by_token=False))
         self._methods = methods_of(self._dataplane)

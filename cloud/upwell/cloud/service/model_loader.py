@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -155,6 +155,16 @@ def calls_at_once(models: Sequence[CloudModel | BrokenModel], config: CloudConfi
     every = [config.settings(one.name) for one in models if may_change or isinstance(one, CloudModel)]
     calls = sum(settings.instances * settings.max_batch + settings.max_queue for settings in every)
     return (2 if may_change else 1) * calls
+
+
+def check_any(models: Iterable[CloudModel | BrokenModel]) -> None:
+    """Raise `ModelFailed` with the reasons unless some model can be served."""
+    reasons = []
+    for model in models:
+        if isinstance(model, CloudModel):
+            return
+        reasons.append(f"{model.name} version {model.version}: {model.reason}")
+    raise ModelFailed(f"no model can be served: {'; '.join(reasons) or 'none of the versions to serve exists'}")
 
 
 def load_model(

@@ -30,6 +30,7 @@ from upwell.cloud.service.model_loader import (
     LoadAttempt,
     OnRun,
     calls_at_once,
+    check_any,
     find_models,
     loader,
 )
@@ -39,7 +40,6 @@ from upwell.cloud.workers.startup_banner import Listening, ModelLine, announce
 from upwell.cloud.workers.supervisor import supervise
 from upwell.cloud.workers.worker_count import resolved
 from upwell.shared.config.security import check_exposure, warn_of_root
-from upwell.shared.errors import ModelFailed
 from upwell.shared.oip.auth.request_quotas import limited
 from upwell.shared.oip.grpc.fastpath.switch import switch_on
 from upwell.shared.oip.grpc.server.server import Connections, RunningServer, start_server
@@ -172,7 +172,7 @@ class ServingProcess:
             for one in _shown(wanted, console)
         ]
         if not restored.unloaded:
-            _check_any(attempts)
+            check_any(attempt.result for attempt in attempts)
         unloaded = [one for one in folders if one.name in restored.unloaded]
         results = [one.result for one in attempts]
         results += [BrokenModel(one.name, str(one.version), UNLOADED) for one in unloaded]
@@ -303,13 +303,6 @@ def _shown(folders: Sequence[ModelFolder], console: Console | None) -> Iterable[
     """The folders one by one, with a progress bar on a terminal."""
     hidden = console is None or not console.is_terminal
     return track(folders, "loading models", console=console, transient=True, disable=hidden)
-
-
-def _check_any(attempts: Sequence[LoadAttempt]) -> None:
-    broken = [one.result for one in attempts if isinstance(one.result, BrokenModel)]
-    if len(broken) == len(attempts):
-        reasons = "; ".join(f"{model.name} version {model.version}: {model.reason}" for model in broken)
-        raise ModelFailed(f"no model can be served: {reasons or 'none of the versions to serve exists'}")
 
 
 _LOOK_S = 1.0

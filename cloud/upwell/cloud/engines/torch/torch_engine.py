@@ -294,6 +294,6 @@ def _to_torch(array: Array, kind: torch.dtype, is_pinned: bool) -> torch.Tensor:
 
 def _to_numpy(tensor: torch.Tensor) -> Array:
     """A new array, even if the network returned its input or one of its weights."""
-    if tensor.dtype is torch.bfloat16:
-        return np.array(tensor.view(torch.int16).cpu().numpy().view(_BF16))
-    return np.array(tensor.detach().cpu().numpy())
+    host = tensor.detach().cpu()
+    array = host.view(torch.int16).numpy().view(_BF16) if host.dtype is torch.bfloat16 else host.numpy()
+    return np.array(array) if tensor.is_cpu else array  # from a device it is new already
