@@ -348,6 +348,23 @@ def test_invalid_models_are_refused_with_what_is_wrong(tmp_path: Path) -> None:
 
     assert "operator code 5" in refused(changed(save(path, tensors, [relu(0, 1)], [0], [1]), misname))
 
+    def lose(model: Any) -> None:
+        model.subgraphs[0].tensors[0].buffer = 9
+
+    assert "buffer 9 but has only 1" in refused(changed(save(path, tensors, [relu(0, 1)], [0], [1]), lose))
+
+    def mislead(model: Any) -> None:
+        model.metadata = [schema.MetadataT()]
+        model.metadata[0].buffer = 8
+
+    assert "buffer 8 but has only 1" in refused(changed(save(path, tensors, [relu(0, 1)], [0], [1]), mislead))
+
+
+def test_a_shape_beyond_all_floats_gives_no_work(tmp_path: Path) -> None:
+    tensors = [T("x", (4,)), T("y", (99_999,) * 99)]
+    (node,) = read_graph(save(tmp_path / "m.tflite", tensors, [relu(0, 1)], [0], [1])).nodes
+    assert node.work == 0
+
 
 def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
     whole = linear(tmp_path).read_bytes()

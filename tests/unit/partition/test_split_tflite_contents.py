@@ -55,14 +55,25 @@ def test_metadata_is_kept_but_for_what_describes_inputs_and_outputs_of_the_whole
         assert parts.parsed(file_of(half)).description == b"made for a test"
 
 
-def test_the_signature_keeps_its_key(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("key", "kept"), [(b"classify", b"classify"), (b"\xff", "\N{REPLACEMENT CHARACTER}".encode())])
+def test_the_signature_keeps_its_key(tmp_path: Path, key: bytes, kept: bytes) -> None:
     path = parts.chain(tmp_path)
     model = parts.parsed(path.read_bytes())
-    model.signatureDefs[0].signatureKey = "classify"
+    model.signatureDefs[0].signatureKey = key
     halves = halves_of(parts.write(path, model), 2)
     (signature,) = parts.parsed(file_of(halves.tail)).signatureDefs
-    assert signature.signatureKey == b"classify"
+    assert signature.signatureKey == kept
     assert ([one.name for one in signature.inputs], [one.name for one in signature.outputs]) == ([b"bent"], [b"answer"])
+
+
+def test_a_file_without_buffers_is_split(tmp_path: Path) -> None:
+    path = parts.chain(tmp_path)
+    model = parts.parsed(path.read_bytes())
+    model.buffers = []
+    for tensor in model.subgraphs[0].tensors:
+        tensor.buffer = 0
+    halves = halves_of(parts.write(path, model), 2)
+    assert metadata(halves.head).keys() == metadata(halves.tail).keys() == {"upwell.split"}
 
 
 def test_custom_operators_keep_their_code_and_options(tmp_path: Path) -> None:

@@ -82,13 +82,13 @@ def work_of(op: str, inputs: Sequence[Shape], outputs: Sequence[Shape], read: Se
     """Multiply-adds of an operator with these `inputs`, weights included.
 
     For other operators the elements of the largest tensor that they produce or `read`, without weights. NaN if the
-    needed shapes are unknown.
+    needed shapes are unknown or not those of any tensor.
     """
-    if op not in _RULES:
-        if None in outputs:
-            return math.nan
-        return float(max((math.prod(shape) for shape in (*outputs, *read) if shape is not None), default=0))
+    if op not in _RULES and None in outputs:
+        return math.nan
     try:
-        return float(_RULES[op](inputs, outputs))
-    except (IndexError, ValueError, ZeroDivisionError):  # also for ranks that the operator does not allow
+        if op in _RULES:
+            return float(_RULES[op](inputs, outputs))
+        return float(max((math.prod(shape) for shape in (*outputs, *read) if shape is not None), default=0))
+    except (IndexError, OverflowError, ValueError, ZeroDivisionError):  # also for ranks that it does not allow
         return math.nan

@@ -263,11 +263,16 @@ def read_model(data: Data) -> Sequence[TfliteSubgraph]:
         if not 0 <= called < len(graphs):
             raise BadTfliteFile(f"it refers to subgraph {called} but has only {len(graphs)}")
     model.check(3)
-    for buffer in model.tables(4):
+    buffers, metadata = model.tables(4), model.tables(6)
+    for buffer in buffers:
         buffer.check(0)
     model.check(5, 4)
-    for metadata in model.tables(6):
-        metadata.text(0)
+    for entry in metadata:
+        entry.text(0)
+    tensors = (tensor.buffer for graph in graphs for tensor in graph.tensors)
+    for at in (*tensors, *(entry.number(1, "<I") for entry in metadata)):
+        if at and at >= len(buffers):
+            raise BadTfliteFile(f"it refers to buffer {at} but has only {len(buffers)}")
     for signature in model.tables(7):
         signature.text(2)
         for named in (*signature.tables(0), *signature.tables(1)):

@@ -92,7 +92,7 @@ class Rewriting:
             if _text(one.name) != "TFLITE_METADATA"
         ]
         made.metadataBuffer = None
-        made.buffers = [copy.copy(whole.buffers[old]) for old in self._buffers]
+        made.buffers = [copy.copy(whole.buffers[old]) if old else schema.BufferT() for old in self._buffers]
         return made
 
     def _main(
@@ -276,7 +276,7 @@ class TfliteModelFile:
         sent, taken = (cut, ()) if part.side == "head" else ((), cut)
         inputs = [*taken, *_among(self._inputs, part.inputs, self._names)]
         outputs = [*sent, *(one for one in _among(self._outputs, part.outputs, self._names) if one not in sent)]
-        key = _DEFAULT_KEY if self._signature is None else self._signature.signatureKey.decode()
+        key = _DEFAULT_KEY if self._signature is None else _text(self._signature.signatureKey)
         model = Rewriting(self.model).model(part.operators, inputs, outputs, key)
         facts = {"half": part.side, "whole": self.digest, "cut": [name for name, _ in cut]}
         add_metadata(model, "upwell.split", json.dumps(facts).encode())
