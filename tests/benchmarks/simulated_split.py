@@ -30,8 +30,9 @@ from upwell.shared.partition.model_graph import cuts_of
 from upwell.shared.partition.objectives import latency
 from upwell.shared.partition.planner import Cutter
 from upwell.shared.partition.read_graph import read_graph
+from upwell.shared.partition.split.cut_choice import ChosenCut
 from upwell.shared.partition.split.split_file import CutFacts
-from upwell.shared.partition.split.split_writer import Chosen, UnsplitModel, write_split
+from upwell.shared.partition.split.split_writer import UnsplitModel, write_split
 from upwell.shared.partition.tier_profile import CLOUD, EDGE, Profile, combine, cut_name, measured_cuts
 from upwell.shared.tensors import Array
 from upwell.tools.partition.part_bench import TierOptions
@@ -154,7 +155,7 @@ class Bed:
         self.inputs: dict[str, Array] = {}
         whole = UnsplitModel.open(planned.path, planned.graph, name)
         chosen = [
-            Chosen(way, planned.edge_side(way), planned.tier_s(way, EDGE), planned.tier_s(way, CLOUD))
+            ChosenCut(way, planned.edge_side(way), planned.tier_s(way, EDGE), planned.tier_s(way, CLOUD))
             for way in planned.ways
             if way not in (EDGE, CLOUD)
         ]

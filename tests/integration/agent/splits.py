@@ -20,7 +20,8 @@ from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.edge.server.agent_core import AgentCore
 from upwell.shared.partition.graph_contraction import contract
 from upwell.shared.partition.read_graph import read_graph
-from upwell.shared.partition.split.split_writer import Chosen, UnsplitModel, write_split
+from upwell.shared.partition.split.cut_choice import ChosenCut
+from upwell.shared.partition.split.split_writer import UnsplitModel, write_split
 from upwell.shared.tensors import Array
 
 MODEL = "residual"
@@ -42,7 +43,7 @@ class Split:
         self.model = folder / "model.onnx"
         onnx.save(build_residual_digits(dynamic_batch=True), self.model)
         whole = UnsplitModel.open(self.model, contract(read_graph(self.model)), MODEL)
-        cuts = (Chosen(f"c{nodes}", frozenset(range(nodes)), 0.001 * nodes, 0.001) for nodes in CUTS)
+        cuts = (ChosenCut(f"c{nodes}", frozenset(range(nodes)), 0.001 * nodes, 0.001) for nodes in CUTS)
         self.facts = write_split(folder / "split", whole, ((cut, whole.divide(cut.edge)) for cut in cuts)).facts
         self.served = folder / "served"
         shutil.copytree(folder / "split" / "tails", self.served)

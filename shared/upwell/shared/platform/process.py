@@ -1,4 +1,4 @@
-"""This process: the signals that stop it, notifications to systemd (sd_notify: ready, stopping), its memory."""
+"""This process: the signals that stop it, notifications to systemd (sd_notify), its limits and its memory."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 HANGS_UP = getattr(signal, "SIGHUP", None)
 """The signal of a closing terminal; None on Windows."""
@@ -144,6 +149,22 @@ class Systemd:
                 sender.send(state.encode())
         except OSError as error:  # the listener is gone, which is no reason to end
             _log.warning("cannot send %s to systemd: %s", state, error)
+
+
+_MOST_FILES = 1 << 16
+
+
+def allow_many_files() -> None:
+    """Raise this process's limit on open files as far as allowed, up to a bound: each connection needs one.
+
+    The usual limit of 1,024 exists for programs that call select(); a few hundred idle clients would use it up.
+    """
+    if resource is not None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            with suppress(OSError, ValueError):  # the system may have its own limit
+                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 _MMAP_THRESHOLD = -3

@@ -27,19 +27,10 @@ from upwell.shared.files import read_file
 from upwell.shared.partition.graph_contraction import contract
 from upwell.shared.partition.plan_file import PlanFacts
 from upwell.shared.partition.read_graph import read_graph
+from upwell.shared.partition.split.cut_choice import ChosenCut, all_of_plan, best_of_plan, cut_at
 from upwell.shared.partition.split.model_halves import Halves, ModelHalf
 from upwell.shared.partition.split.split_file import WHOLE, CutFacts
-from upwell.shared.partition.split.split_writer import (
-    TAILS,
-    Chosen,
-    UnsplitModel,
-    Written,
-    all_of_plan,
-    best_of_plan,
-    check_free,
-    cut_at,
-    write_split,
-)
+from upwell.shared.partition.split.split_writer import TAILS, UnsplitModel, Written, check_free, write_split
 from upwell.shared.partition.torch_graph import TorchModelFile
 from upwell.shared.signature.processor import Processor, chunk_of
 from upwell.shared.tensors import Array
@@ -193,7 +184,7 @@ def split(
         _show(table_console(), out, written, errors, remarks)
 
 
-def _of_plan(path: Path, whole: UnsplitModel, every: bool) -> tuple[Sequence[Chosen], PlanFacts]:
+def _of_plan(path: Path, whole: UnsplitModel, every: bool) -> tuple[Sequence[ChosenCut], PlanFacts]:
     with invalid_as(path, "not a plan of `upwell partition plan --json`"):
         plan = PlanFacts.model_validate_json(read_file(path, "the plan", _MOST_PLAN_BYTES))
     if plan.model is not None and plan.model.removeprefix("sha256:") != whole.file.digest:
@@ -217,8 +208,8 @@ def _coder(whole: UnsplitModel, codec: Literal["fp16", "int8"], data: Path | Non
 
 
 def _made(
-    whole: UnsplitModel, chosen: Iterable[Chosen], coder: Coder | None, errors: dict[str, float | None]
-) -> Iterator[tuple[Chosen, Halves]]:
+    whole: UnsplitModel, chosen: Iterable[ChosenCut], coder: Coder | None, errors: dict[str, float | None]
+) -> Iterator[tuple[ChosenCut, Halves]]:
     """The parts of each cut, one after the other; the codec's errors are added to `errors`."""
     for one in chosen:
         halves = whole.divide(one.edge)

@@ -6,7 +6,6 @@ import errno
 import os
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -24,15 +23,10 @@ from upwell.shared.oip.grpc.server.open_streams import DEFAULT_LIMITS, Streams
 from upwell.shared.oip.grpc.server.servicer import add_methods, methods_of
 from upwell.shared.oip.grpc.server.slow_clients import PendingCalls, Registrar, UnreadAnswers
 from upwell.shared.platform.call_threads import CallThreads
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
+from upwell.shared.platform.process import allow_many_files
 
 _LOOPBACK_ONLY = ServerSecurity()
 _MAX_SOCKET_PATH_BYTES = 107
-_MOST_FILES = 1 << 16
 _UNREAD_ANSWERS, _LEAST_UNREAD_BYTES = 8, 512 << 20
 """Answers of maximum size that may wait for their clients to read them, and the least for them, as for bodies over
 HTTP: a small maximum must not cut off slow links."""
@@ -115,7 +109,7 @@ def start_server(
     """
     security = connections.security
     addresses = check_listen(listen, security)
-    _allow_many_files()
+    allow_many_files()
     for address in addresses:
         if address.socket_path is not None or not connections.shares_ports:
             check_free(address)
@@ -142,19 +136,6 @@ def start_server(
     bound = tuple(_listen(server, address, own) for address, own in zip(addresses, credentials, strict=True))
     server.start()
     return RunningServer(bound, server, executor, streams, unread)
-
-
-def _allow_many_files() -> None:
-    """Raise this process's limit on open files as far as allowed, up to a bound: each connection needs one.
-
-    The usual limit of 1,024 exists for programs that call select(); a few hundred idle clients would use it up.
-    """
-    if resource is not None:
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
-        if soft != resource.RLIM_INFINITY and soft < wanted:
-            with suppress(OSError, ValueError):  # the system may have its own limit
-                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _options(connections: Connections, max_workers: int) -> list[tuple[str, int]]:
