@@ -30,6 +30,7 @@ from tests.integration.agent.versions import write_endless
 from tests.unit.models_for_tests import save, tensor
 from upwell.edge.bundle.bundle import DESCRIPTION_NAME, MANIFEST_NAME, entry_of, sizes_in
 from upwell.edge.bundle.manifest import manifest_bytes, new_manifest
+from upwell.edge.updates.releases.release_start import CHOICE_NAME
 from upwell.shared.errors import UpwellError
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.grpc.client.client import OipClient, RemoteErrorKind
@@ -364,6 +365,11 @@ class LiveFleet:
         done = self.command("rollout", str(release), "--json", *options)
         assert done.returncode == 0, done.stderr
         return str(json.loads(done.stdout)["id"])
+
+    def chosen(self) -> list[int | None]:
+        """The releases that the service chose, of the devices that have heard of one."""
+        files = self.folder.glob(f"[0-9]*/state/**/{CHOICE_NAME}")
+        return [json.loads(one.read_text())["sequence"] for one in files]
 
     def runs(self) -> dict[str, int | None]:
         """The release that each device says it runs."""

@@ -41,6 +41,8 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[LiveFleet]:
                 done = fleet.command(*words)
                 assert done.returncode == 0, done.stderr
             within(SLOW_S, lambda: [*fleet.runs().values()] == [first] * count, "all run the first release")
+            # One that has not heard of it yet would take the next release as the newest, before its turn.
+            within(SLOW_S, lambda: fleet.chosen() == [first] * count, "all have heard of the assignment")
             yield fleet
     finally:
         shutil.rmtree(folder, ignore_errors=True)
