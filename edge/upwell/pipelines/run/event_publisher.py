@@ -151,6 +151,8 @@ class Publisher:
                 self._on_amended(waiting.model, found.track, case, facts)
         else:
             objects = reader.objects(outputs, waiting.row)
+            if self._as.zones is not None:  # rules on zones hold for what is amended, too
+                objects = self._as.zones.locate(objects)
             answers = {waiting.model: facts}
         # Always the same: if the process ends in between, the answer is delivered again.
         about = f"{waiting.event_id} {result.spool_id} {waiting.model} {waiting.row}"

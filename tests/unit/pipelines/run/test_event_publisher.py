@@ -26,6 +26,7 @@ from upwell.pipelines.run.late_answers import Amendments, WaitingEvent
 from upwell.pipelines.sinks.base import Message
 from upwell.pipelines.sinks.outbox import Outbox
 from upwell.pipelines.sinks.outbox_jobs import OutboxLimits
+from upwell.pipelines.steps.geometry import Zones
 from upwell.shared.oip.codec.converters import serialize_infer_response
 from upwell.shared.oip.dataplane import InferResponse
 from upwell.shared.signature.signature import LogicalOutput, Signature
@@ -62,12 +63,15 @@ def published(
     tags: Mapping[str, Mapping[str, str]] = {},
     may_send: Any = lambda _: True,
     detectors: tuple[str, ...] = (),
+    zones: Zones | None = None,
 ) -> Iterator[tuple[Publisher, Kept, list[tuple[str, int, str]]]]:
     kept, amended = Kept(), []
     outbox = Outbox(folder / "outbox.db", {"dock": [kept]}, OutboxLimits(), may_send)
     late = Amendments(None, lambda *_: True)
     publisher = Publisher(
-        PublishedAs("dock", "cards", tags, readers={"digits": SCORES, "faces": BOXES}, detectors=detectors),
+        PublishedAs(
+            "dock", "cards", tags, zones=zones, readers={"digits": SCORES, "faces": BOXES}, detectors=detectors
+        ),
         outbox, late,
         lambda model, track, case, _: amended.append((model, track, case)),
     )  # fmt: skip
@@ -178,6 +182,21 @@ def test_what_a_second_detector_found_or_did_not_find_is_judged_by_its_rules(
         body = serialize_infer_response(InferResponse("faces", {"found": face}))
         publisher.amend(replace(WAITING, model="faces", object=None), replace(answer(), answer=body))
     assert len(kept.messages) == (0 if objects else 1)  # cards alone saw nothing
+
+
+@pytest.mark.parametrize(("x", "leaves"), [(0.2, False), (0.8, True)])
+def test_what_the_cloud_finds_later_in_a_zone_is_judged_by_the_rules_on_it(
+    tmp_path: Path, x: float, leaves: bool
+) -> None:
+    zones = Zones({"private": [(0, 0), (0.5, 0), (0.5, 1), (0, 1)]}, {})
+    with (
+        embedded_agent(write_agent(tmp_path, deny(tags={"zone.private": "yes"}))) as agent,
+        published(tmp_path, {}, may_leave(agent.router), ("cards", "faces"), zones) as (publisher, kept, _),
+    ):
+        face = np.array([[[x - 0.1, 0, x + 0.1, 0.5, 0.9, 0]]], np.float32)
+        body = serialize_infer_response(InferResponse("faces", {"found": face}))
+        publisher.amend(replace(WAITING, model="faces", object=None), replace(answer(), answer=body))
+    assert bool(kept.messages) is leaves
 
 
 def test_events_that_the_disk_refuses_are_not_returned(tmp_path: Path) -> None:
