@@ -28,8 +28,8 @@ class Frame:
     `pixels` are uint8 [height, width, 3] RGB, `luma` uint8 [height, width]. If only a model sees the pixels, they may
     already have its size while the luma has the picture's. `number` counts what the source captured, so it has gaps
     where newer frames replaced older ones. `captured_s` is an instant of the monotonic clock. `path` is the file of a
-    picture that has its own. `media_s` is the time within a file that has one, which may be read at another speed
-    than it was recorded.
+    picture that has its own. `media_s` is the time within a file that has one, which never runs backwards and may be
+    read at another speed than it was recorded.
 
     A window is float64 [size, fields], of which `missing` points lie in a gap and are NaN; its pixels are empty.
     """

@@ -114,6 +114,29 @@ class PublisherClock:
         return self._captured_s, unix_s + back_s
 
 
+class MediaClock:
+    """Maps the times that a file states, in seconds, to one that never runs backwards.
+
+    Where recordings were joined or the clock was set back, time goes on from the frame before; a frame that is up to
+    `JUMP_S` early, or states no time, has the time of that frame. If the first frame states none, no frame has one.
+    """
+
+    def __init__(self) -> None:
+        self._last_s: float | None = None
+        self._shift_s = 0.0
+        self._has_time = True
+
+    def at_s(self, stated_s: float | None) -> float | None:
+        """The time of the next frame."""
+        self._has_time = self._has_time and (stated_s is not None or self._last_s is not None)
+        if stated_s is not None and self._has_time:
+            last_s = stated_s if self._last_s is None else self._last_s
+            if stated_s + self._shift_s < last_s - JUMP_S:
+                self._shift_s = last_s - stated_s
+            self._last_s = max(last_s, stated_s + self._shift_s)
+        return self._last_s
+
+
 class FrameRate:
     """Drops frames so that at most about `fps` per second remain; 0 keeps all.
 

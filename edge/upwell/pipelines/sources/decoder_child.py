@@ -27,7 +27,7 @@ from av.video.frame import VideoFrame
 from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
 
-from upwell.pipelines.sources.capture_time import CaptureClock, FrameRate
+from upwell.pipelines.sources.capture_time import CaptureClock, FrameRate, MediaClock
 from upwell.pipelines.sources.frame_slot import WANTED, WHOLE, FrameSlot, Size, Wanted
 from upwell.pipelines.sources.gstreamer import RAW_FORMAT, GStreamer
 from upwell.shared.platform.process import end_with_parent, map_large_blocks
@@ -238,7 +238,7 @@ def _decode(request: DecoderRequest, slot: FrameSlot, handover: Handover, say: S
         return _too_large(size, request.max_pixels)
     context, instead = opened_decoder(stream, request)
     say({"decoder": context.codec.name, "instead": instead})
-    clock, rate, seen = CaptureClock(), FrameRate(request.fps), -1
+    clock, media, rate, seen = CaptureClock(), MediaClock(), FrameRate(request.fps), -1
     has_time = container.format.name not in _WITHOUT_TIME
     for frame in _frames(container, stream, context, slot):
         now_s = time.monotonic()
@@ -250,8 +250,9 @@ def _decode(request: DecoderRequest, slot: FrameSlot, handover: Handover, say: S
             seen = coarse
         stream_s = frame.time if has_time else None
         captured_s = clock.captured_s(now_s, stream_s) if request.is_live else now_s
-        if rate.keeps(captured_s if request.is_live or stream_s is None else stream_s):
-            handover.offer(frame, captured_s, None if request.is_live else stream_s)
+        media_s = None if request.is_live else media.at_s(stream_s)
+        if rate.keeps(captured_s if media_s is None else media_s):
+            handover.offer(frame, captured_s, media_s)
     return "the stream has ended" if request.is_live else ""
 
 

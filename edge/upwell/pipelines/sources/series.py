@@ -16,6 +16,7 @@ from typing import IO, Any, TypeAlias
 
 from upwell.pipelines.frame import Frame
 from upwell.pipelines.sources.base import SeriesFileSettings, SeriesShape, SourceEnded, SourceState, SourceStatus
+from upwell.pipelines.sources.capture_time import MediaClock
 from upwell.pipelines.sources.windows import SampleWindow, Windows
 from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.units import LATEST_UNIX_S
@@ -121,6 +122,7 @@ class SeriesFile:
     def __init__(self, settings: SeriesFileSettings) -> None:
         self._settings = settings
         self._windows = Windows(settings.shape.cut)
+        self._clock = MediaClock()
         self._waiting: deque[SampleWindow] = deque()
         suffix = settings.path.suffix.lower()
         if suffix not in SERIES_SUFFIXES:
@@ -143,7 +145,8 @@ class SeriesFile:
         window = self._waiting.popleft()
         self._status = replace(self._status, given=self._status.given + 1)
         captured = (time.monotonic(), window.end_s)
-        return Frame.of_window(self._status.captured, captured, window.values, window.missing, window.end_s)
+        media_s = self._clock.at_s(window.end_s)
+        return Frame.of_window(self._status.captured, captured, window.values, window.missing, media_s)
 
     def done(self, frame: Frame) -> None:
         """Do nothing."""

@@ -102,6 +102,14 @@ def test_a_file_is_cut_into_windows_and_those_with_a_gap_are_counted(tmp_path: P
     assert (status.state, status.decoder, status.explained) == (SourceState.ENDED, suffix, "")
 
 
+def test_where_the_clock_was_set_back_within_a_file_time_goes_on(tmp_path: Path) -> None:
+    """Else `every` and `at_least` would wait until the clock has caught up."""
+    path = as_csv(tmp_path / "a.csv", [*rows(8), *rows(8, began=BEGAN - 3600)])
+    frames = all_of(open_source(SeriesFileSettings(path, SHAPE)))
+    assert [round(one.captured_unix_s - BEGAN, 3) for one in frames] == [0.3, 0.7, -3599.7, -3599.3]
+    assert [round(one.at_s - BEGAN, 3) for one in frames] == [0.3, 0.7, 0.7, 1.1]
+
+
 def test_a_window_with_a_gap_may_be_given_and_says_how_much_is_missing(tmp_path: Path) -> None:
     path = as_csv(tmp_path / "a.csv", rows(12, without=(5, 6, 7)))
     shape = SeriesShape(SHAPE.fields, SHAPE.cut, fills=True)

@@ -139,6 +139,20 @@ def odd_video(path: Path, count: int, size: tuple[int, int], times_ms: Sequence[
     return path
 
 
+def test_where_recordings_were_joined_time_goes_on(tmp_path: Path) -> None:
+    """Else nothing would leave and no period would end until the second one has caught up."""
+    path = tmp_path / "joined.ts"
+    parts = MadeVideo(count=40, fps=10), MadeVideo(count=40, first=40, fps=10)
+    path.write_bytes(b"".join(chunk for part in parts for chunk in part.chunks()))
+    source = VideoSource(VideoSettings(str(path)))
+    frames = list(frames_of(source))
+    source.close()
+    assert {number_of(frame.pixels) // 40 for frame in frames} == {0, 1}
+    times = [frame.at_s - frames[0].at_s for frame in frames]
+    assert times == sorted(times)
+    assert 7.0 <= times[-1] <= 8.0
+
+
 def test_a_video_that_was_held_upright_is_given_upright(tmp_path: Path) -> None:
     """As a phone records: the pictures lie on their side, and a matrix says so (ISO/IEC 14496-12, 8.3.2)."""
     path = odd_video(tmp_path / "phone.mp4", 3, (64, 48))

@@ -12,6 +12,7 @@ from upwell.pipelines.sources.capture_time import (
     JUMP_S,
     CaptureClock,
     FrameRate,
+    MediaClock,
     PublisherClock,
     published_capture_time,
 )
@@ -121,6 +122,23 @@ def test_25_frames_a_second_become_10_and_not_8() -> None:
 def test_no_rate_leaves_all() -> None:
     rate = FrameRate(0)
     assert all(rate.keeps(0.0) for _ in range(10))
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(-1e9, 1e9)), max_size=40))
+def test_the_time_of_a_file_never_runs_backwards_and_all_frames_have_one_or_none(stated_s: list[float | None]) -> None:
+    clock = MediaClock()
+    found_s = [clock.at_s(one) for one in stated_s]
+    if stated_s and stated_s[0] is None:
+        assert set(found_s) == {None}
+    else:
+        assert found_s == sorted(one for one in found_s if one is not None)
+
+
+def test_where_recordings_were_joined_time_goes_on() -> None:
+    clock = MediaClock()
+    stated_s = [3600.0, 3600.5, None, 3601.0, 3600.9, 0.0, 0.5, 10.0, 0.0, 0.5]
+    expected_s = [3600.0, 3600.5, 3600.5, 3601.0, 3601.0, 3601.0, 3601.5, 3611.0, 3611.0, 3611.5]
+    assert [clock.at_s(one) for one in stated_s] == expected_s
 
 
 def test_time_that_runs_backwards_begins_the_turns_anew() -> None:
