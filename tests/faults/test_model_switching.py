@@ -23,7 +23,7 @@ from upwell.edge.request.answer import Answer
 from upwell.edge.server.agent_assembly import warm_up
 from upwell.edge.server.agent_core import AgentCore
 from upwell.edge.updates.model_versions.model_switching import ModelSwitching
-from upwell.shared.platform.process import resident_bytes
+from upwell.shared.platform.memory import resident_bytes
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.tensors import Array
 

@@ -8,7 +8,7 @@ import math
 import pickle
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -51,6 +51,22 @@ class Scale:
     """With one field."""
 
     factor: float
+
+
+@value_class
+class Line:
+    """Two plain fields, one with a default."""
+
+    start: float
+    end: float = 0.0
+
+
+@value_class
+class Pair:
+    """As many, with other names."""
+
+    first: str
+    second: int
 
 
 @value_class
@@ -106,3 +122,11 @@ def test_what_callers_are_given_stays_frozen() -> None:
 def test_nothing_can_be_added_to_a_value() -> None:
     with pytest.raises(AttributeError):
         Slotted("a").other = 1  # type: ignore[attr-defined]  # that is the point
+
+
+def test_classes_of_as_many_fields_share_one_compiled_constructor_under_their_own_names() -> None:
+    assert Line.__init__.__code__.co_code == Pair.__init__.__code__.co_code
+    assert (Line(1.0), Pair("a", second=2)) == (Line(1.0, 0.0), Pair("a", 2))
+    assert get_type_hints(Line.__init__) == {"start": float, "end": float, "return": type(None)}
+    with pytest.raises(TypeError, match=r"Pair.__init__\(\) missing 1 required positional argument: 'second'"):
+        Pair("a")  # type: ignore[call-arg]  # that is the point

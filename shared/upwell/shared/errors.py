@@ -154,8 +154,8 @@ def printable(text: object) -> str:
     return "".join(one if one.isprintable() else "\ufffd" for one in str(text))
 
 
-_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
-_QUERY = re.compile(r"([a-z][a-z0-9+.-]*:/.*?\?|\S*?\?).+", re.IGNORECASE | re.DOTALL)
+_SCHEME = r"[a-z][a-z0-9+.-]*://"
+_QUERY = r"([a-z][a-z0-9+.-]*:/.*?\?|\S*?\?).+"
 """An address, even one with a slip in it, and its query; a text with a space before "?" is none."""
 
 
@@ -163,11 +163,11 @@ def without_secrets(text: str) -> str:
     """A value that may be meant as an address, for a message: without what may be a user, password or token."""
     address, digest, rest = text.partition("@sha256:")
     hidden, at, place = address.rpartition("@")
-    scheme = _SCHEME.match(hidden)
+    scheme = re.match(_SCHEME, hidden, re.IGNORECASE)
     if "?" in hidden:  # the last @ may lie in the query, and a token behind it
         return f"{scheme[0] if scheme else ''}…"
     shown = f"{f'{scheme[0]}…@' if scheme else '…@'}{place}" if at else place
-    query = _QUERY.fullmatch(f"{shown}{digest}{rest}")
+    query = re.fullmatch(_QUERY, f"{shown}{digest}{rest}", re.IGNORECASE | re.DOTALL)
     return f"{query[1]}…" if query else f"{shown}{digest}{rest}"
 
 

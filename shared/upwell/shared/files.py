@@ -10,7 +10,6 @@ import errno
 import json
 import logging
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterator
 from io import BufferedReader
@@ -60,7 +59,7 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[IO[bytes]]:
     """
     path = Path(os.path.realpath(path))
     permissions = _permissions(path, mode)
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
+    draft = path.with_name(f".{path.name}.{os.urandom(4).hex()}.new")
     descriptor = os.open(draft, _NEW_FILE, 0o666 if permissions is None else permissions)
     try:
         with open(descriptor, "wb") as file:

@@ -76,10 +76,9 @@ _ENERGY = _Kind(ENERGY_UNITS, "an energy such as 20mJ or 2uJ", ("mJ", "J"))
 _BITRATE = _Kind(BITRATE_UNITS, "a bit rate such as 500kbps or 20Mbps", ("kbps", "Mbps"))
 
 _NUMBER = r"[0-9]{1,30}(?:\.[0-9]{1,30})?"
-_QUANTITY = re.compile(rf"({_NUMBER})(\s*)([A-Za-zµ]+)", re.ASCII)
-_PERCENT = re.compile(rf"({_NUMBER})%", re.ASCII)
+_QUANTITY = rf"({_NUMBER})(\s*)([A-Za-zµ]+)"
+_PERCENT = rf"({_NUMBER})%"
 PERCENT_PATTERN = rf"^{_NUMBER}%$"
-_BARE = re.compile(_NUMBER, re.ASCII)
 
 
 def parse_seconds(value: object) -> float:
@@ -140,7 +139,7 @@ def parse_count(text: str) -> int:
 
 def parse_number(text: str) -> float:
     """A decimal number without a sign or an exponent. Raises `ValueError`."""
-    if not _BARE.fullmatch(text):
+    if not re.fullmatch(_NUMBER, text):
         raise ValueError(f"expected a number such as 20 or 0.5, got {text!r}")
     return float(text)
 
@@ -148,7 +147,7 @@ def parse_number(text: str) -> float:
 def _share(value: object) -> int | float:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return value
-    match = _PERCENT.fullmatch(value) if isinstance(value, str) else None
+    match = re.fullmatch(_PERCENT, value) if isinstance(value, str) else None
     if match is None:
         raise ValueError(f"expected a share such as 20% or 0.2, got {value!r}")
     return float(Decimal(match[1]) / 100)
@@ -166,7 +165,7 @@ def _parse(value: object, kind: _Kind) -> Decimal:
     text = value.strip()
     if text == "0":
         return Decimal(0)
-    match = _QUANTITY.fullmatch(text)
+    match = re.fullmatch(_QUANTITY, text, re.ASCII)
     if match is None:
         raise ValueError(_unreadable(text, kind))
     number, space, unit = match.groups()
@@ -185,7 +184,7 @@ def _bare_number(value: int | float | str, kind: _Kind) -> str:
 
 
 def _unreadable(text: str, kind: _Kind) -> str:
-    if _BARE.fullmatch(text):
+    if re.fullmatch(_NUMBER, text):
         return _bare_number(text, kind)
     hint = "; it must not be negative" if text.startswith("-") else ""
     return f"expected {kind.expected}, got {text!r}{hint}"

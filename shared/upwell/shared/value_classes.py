@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, make_dataclass
-from functools import wraps
+from dataclasses import MISSING, Field, dataclass, field, fields, make_dataclass
+from functools import cache, wraps
 from operator import attrgetter
+from types import CodeType, FunctionType
 from typing import Any, TypeVar, cast
 
 if sys.version_info >= (3, 11):
@@ -21,11 +22,15 @@ T = TypeVar("T")
 def value_class(cls: type[T]) -> type[T]:
     """Make a dataclass with slots, compared, hashed and shown by its fields; only the type checker keeps it frozen.
 
-    Python compiles six methods of a frozen dataclass from text, which took most of the time of our imports; here it is
-    `__init__` alone. And what is frozen at run time sets each field through `object.__setattr__`, which takes seven
-    times as long as an assignment: dozens of microseconds for the values of one request.
+    Python compiles six methods of a frozen dataclass from text, which took most of the time of our imports; here all
+    classes with as many plain fields share one. And what is frozen at run time sets each field through
+    `object.__setattr__`, which takes seven times as long as an assignment: dozens of microseconds for the values of one
+    request.
     """
-    made: Any = dataclass(slots=True, repr=False, eq=False)(cls)
+    is_plain = not hasattr(cls, "__post_init__") and not any(isinstance(one, Field) for one in vars(cls).values())
+    made: Any = dataclass(slots=True, init=not is_plain, repr=False, eq=False)(cls)
+    if is_plain:
+        made.__init__ = _constructor(made)
     shown = [one.name for one in fields(made) if one.repr]
     compared = _values_of([one.name for one in fields(made) if one.compare])
 
@@ -40,6 +45,25 @@ def value_class(cls: type[T]) -> type[T]:
 
     made.__repr__, made.__eq__, made.__hash__ = show, equal, digest
     return cast(type[T], made)
+
+
+def _constructor(made: Any) -> FunctionType:
+    """`__init__` as a dataclass has it, for fields that are all given and have no default factories."""
+    given = fields(made)
+    names = tuple([one.name for one in given])
+    code = _constructor_code(len(given)).replace(co_varnames=("self", *names), co_names=names)
+    defaults = tuple([one.default for one in given if one.default is not MISSING])
+    constructor = FunctionType(code, vars(sys.modules[made.__module__]), "__init__", defaults)
+    constructor.__qualname__ = f"{made.__qualname__}.__init__"
+    constructor.__annotations__ = {**{one.name: one.type for one in given}, "return": None}
+    return constructor
+
+
+@cache
+def _constructor_code(count: int) -> CodeType:
+    """The code of a constructor that assigns so many fields, whatever their names."""
+    shape: Any = make_dataclass("Shape", [f"field_{number}" for number in range(count)], repr=False, eq=False)
+    return cast(CodeType, shape.__init__.__code__)
 
 
 def _values_of(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:

@@ -66,7 +66,7 @@ def functions(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     def install(**found: str) -> None:
         entries = [importlib.metadata.EntryPoint(name, value, hardness_scorer.GROUP) for name, value in found.items()]
         monkeypatch.setattr(
-            hardness_scorer, "entry_points", lambda group: entries if group == hardness_scorer.GROUP else []
+            importlib.metadata, "entry_points", lambda group: entries if group == hardness_scorer.GROUP else []
         )
         hardness_function.cache_clear()
 
@@ -342,7 +342,7 @@ def test_no_package_is_searched_for_a_function_without_a_name(monkeypatch: pytes
     def fail(**_: str) -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(hardness_scorer, "entry_points", fail)
+    monkeypatch.setattr(importlib.metadata, "entry_points", fail)
     hardness_function.cache_clear()
     assert "function" not in scorer(SCORES).score_all({"scores": np.ones((1, 4))}, HardSettings(), 1)[0]
 

@@ -19,7 +19,7 @@ from upwell.edge.runtimes.device_lock import DeviceBusy, try_out
 from upwell.edge.runtimes.probe_process import RESULTS_NAME
 from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.shared.errors import ConfigError
-from upwell.shared.platform.process import resident_bytes
+from upwell.shared.platform.memory import resident_bytes
 from upwell.shared.tensors import Array
 
 NAME = "m"

@@ -32,7 +32,7 @@ ON_DEMAND = {
     "upwell.shared.oip.introspection", "upwell.shared.signature.tokenization",
     "upwell.shared.partition.split.split_file", "upwell.shared.routing.drift.drift_reference",
     "PIL", "cryptography", "google.protobuf", "grpc", "opentelemetry", "prometheus_client", "requests", "sqlite3",
-    "subprocess", "tarfile",
+    "importlib.metadata", "shutil", "socket", "subprocess", "tarfile", "tempfile",
 }  # fmt: skip
 """Imported for a configuration that asks for it."""
 

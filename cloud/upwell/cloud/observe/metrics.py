@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 from upwell.shared.config.security import Address, parse_address
 from upwell.shared.oip.error_statuses import errors_by_status
 from upwell.shared.platform.background_thread import BackgroundThread, restarts
-from upwell.shared.platform.process import resident_bytes
+from upwell.shared.platform.memory import resident_bytes
 from upwell.shared.telemetry.page_server import serve_pages
 
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

@@ -58,7 +58,8 @@ from upwell.shared.oip.introspection import EXTENSIONS as INTROSPECTION
 from upwell.shared.oip.introspection import Introspection
 from upwell.shared.oip.model_statistics import StatisticsCounter
 from upwell.shared.platform.background_thread import BackgroundThread
-from upwell.shared.platform.process import StopSignals, Systemd, heap_trimmer, resident_bytes
+from upwell.shared.platform.memory import heap_trimmer, resident_bytes
+from upwell.shared.platform.process import StopSignals, Systemd
 from upwell.shared.telemetry.logs import set_up_logs
 
 _QUICK_CALLS = 16

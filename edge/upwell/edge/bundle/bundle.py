@@ -184,7 +184,7 @@ def read_small(path: Path, most_bytes: int, refusal: Refusal) -> bytes:
 MAX_PATH_CHARS = 100
 """The longest path that fits a plain tar header."""
 
-_PART = re.compile(r"[A-Za-z0-9_+@=](?:[A-Za-z0-9_+@=., -]*[A-Za-z0-9_+@=,-])?")
+_PART = r"[A-Za-z0-9_+@=](?:[A-Za-z0-9_+@=., -]*[A-Za-z0-9_+@=,-])?"
 _DEVICES = frozenset(["con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10))])
 
 
@@ -201,7 +201,7 @@ def why_unfit(path: str) -> str:
     for part in path.split("/"):
         if part.startswith("."):
             return "hidden files do not belong in a bundle"
-        if not _PART.fullmatch(part):
+        if not re.fullmatch(_PART, part):
             return "expected names of letters, digits, spaces and _+@=.,- that begin with a letter or digit"
         if part.partition(".")[0].lower() in _DEVICES:
             return f"{part!r} is a device name on Windows"

@@ -16,12 +16,12 @@ from upwell.shared.value_classes import value_class
 
 SCHEME = "oci://"
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
-_REFERENCE = re.compile(
+_REFERENCE = (
     rf"(?P<registry>(?:[A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(?::[0-9]{{1,5}})?)/(?P<repository>{_PART}(?:/{_PART})*)"
     r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
 _EXPECTED = "expected a folder, https://HOST/NAME.bundle.tar or oci://REGISTRY/REPOSITORY:TAG"
-_HAS_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+_HAS_SCHEME = r"[A-Za-z][A-Za-z0-9+.-]+:"
 
 
 @value_class
@@ -36,7 +36,7 @@ class Reference:
     @classmethod
     def parse(cls, text: str) -> Reference:
         """Read `oci://...`. Raises `ConfigError`."""
-        found = _REFERENCE.fullmatch(text.removeprefix(SCHEME))
+        found = re.fullmatch(_REFERENCE, text.removeprefix(SCHEME))
         if found is None or not (found["tag"] or found["digest"]):
             raise ConfigError.at(
                 None,
@@ -103,4 +103,4 @@ def source_key(check: Callable[[str], None]) -> BeforeValidator:
 
 def names_folder(text: str) -> bool:
     """Whether `text` is a path (perhaps relative to the file that names it) rather than an address."""
-    return _HAS_SCHEME.match(text) is None
+    return re.match(_HAS_SCHEME, text) is None

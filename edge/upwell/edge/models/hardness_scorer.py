@@ -8,7 +8,6 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import entry_points
 from typing import TypeAlias, TypedDict, get_args
 
 import numpy as np
@@ -59,6 +58,8 @@ _log = logging.getLogger(__name__)
 @functools.cache
 def hardness_function(name: str) -> HardnessFunction:
     """Load the function of that name from the entry-point group `upwell.hardness`. Raises `ConfigError`."""
+    from importlib.metadata import entry_points  # other measures do without it, and it takes long
+
     found = {entry.name: entry for entry in entry_points(group=GROUP)}
     if name not in found:
         known = ", ".join(sorted(found)) or "none"

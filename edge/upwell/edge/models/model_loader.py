@@ -30,7 +30,7 @@ from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.shared.errors import ConfigError, Problem, UpwellError
 from upwell.shared.formats.model_digest import model_digest
 from upwell.shared.formats.onnx.file import BadOnnxFile
-from upwell.shared.platform.process import resident_bytes
+from upwell.shared.platform.memory import resident_bytes
 from upwell.shared.signature.processor import Processor
 from upwell.shared.value_classes import value_class
 

@@ -27,7 +27,7 @@ from upwell.shared.units import LATEST_UNIX_S
 SEGMENTS = 8
 """Number of full files of equal length, besides the one being written."""
 
-_NAME = re.compile(r"(\d{1,15})\.jsonl", re.ASCII)
+_NAME = r"([0-9]{1,15})\.jsonl"
 
 
 class Segments:
@@ -112,7 +112,7 @@ def newest_lines(folder: Path) -> Iterator[bytes]:
 
 def _numbers(folder: Path) -> list[int]:
     """The numbers of the files, in order."""
-    found = (_NAME.fullmatch(entry.name) for entry in os.scandir(folder))
+    found = (re.fullmatch(_NAME, entry.name) for entry in os.scandir(folder))
     return sorted(int(match[1]) for match in found if match)
 
 

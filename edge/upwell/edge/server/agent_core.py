@@ -25,7 +25,7 @@ from upwell.edge.observe.request_trace import trace_of
 from upwell.edge.policy.periodic_jobs import BUDGETS_NAME, BudgetFile, PeriodicJobs
 from upwell.edge.policy.policy_file import PolicyFile, check_policy
 from upwell.edge.policy.router_service import ModelChange, RouterService
-from upwell.edge.request.answer import Answer
+from upwell.edge.request.answer import Answer, upwell_version
 from upwell.edge.request.request import (
     Ids,
     Request,
@@ -128,6 +128,7 @@ class AgentCore(Closing):
         """The ways to the cloud, by network interface, the preferred one first."""
         self.uplink = next(iter(self.uplinks.values()), None)
         self.metrics = AgentMetrics(lambda: self.router.state, self.health, parts.name, self._policy_problem)
+        upwell_version()  # so that no request looks it up
         seen: dict[str, Seen] = {}
         self._context = RequestContext(
             self.router, self.uplinks, self.metrics, Admission(), parts.tracer, parts.name, seen=seen

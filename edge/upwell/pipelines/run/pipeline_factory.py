@@ -33,7 +33,7 @@ from upwell.pipelines.sinks.sink_opening import open_sinks
 from upwell.pipelines.sources.frame_slot import WHOLE, Wanted
 from upwell.pipelines.sources.source_opening import open_source
 from upwell.pipelines.steps.geometry import LOST_S
-from upwell.shared.platform.process import map_large_blocks
+from upwell.shared.platform.memory import map_large_blocks
 
 FLUSH_S = 3.0
 """How long shutdown waits for sinks to accept what is in the outbox; the rest stays there."""

@@ -30,7 +30,8 @@ from av.video.stream import VideoStream
 from upwell.pipelines.sources.capture_time import CaptureClock, FrameRate, MediaClock
 from upwell.pipelines.sources.frame_slot import WANTED, WHOLE, FrameSlot, Size, Wanted
 from upwell.pipelines.sources.gstreamer import RAW_FORMAT, GStreamer
-from upwell.shared.platform.process import end_with_parent, map_large_blocks
+from upwell.shared.platform.memory import map_large_blocks
+from upwell.shared.platform.process import end_with_parent
 
 try:
     import resource

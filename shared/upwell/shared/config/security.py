@@ -6,7 +6,6 @@ import ipaddress
 import logging
 import os
 import re
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +17,10 @@ from upwell.shared.errors import ConfigError, without_secrets
 from upwell.shared.value_classes import value_class
 
 _log = logging.getLogger(__name__)
-_DNS = re.compile(r"dns://(?P<server>[A-Za-z0-9.:\[\]-]*)/(?P<address>[^/]+)")
-_WEB = re.compile(
-    r"(?P<scheme>https?)://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:(?P<port>[0-9]+))?(?P<prefix>(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*)/?"
+_DNS = r"dns://(?P<server>[A-Za-z0-9.:\[\]-]*)/(?P<address>[^/]+)"
+_WEB = (
+    r"(?P<scheme>https?)://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:(?P<port>[0-9]+))?"
+    r"(?P<prefix>(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*)/?"
 )
 _PORTS = {"http": "80", "https": "443"}
 
@@ -136,7 +136,7 @@ def parse_endpoint(text: str) -> Address:
     """
     if text.startswith(("http:", "https:")):
         return _parse_web(text)
-    found = _DNS.fullmatch(text)
+    found = re.fullmatch(_DNS, text)
     if found is None and not text.startswith("dns:"):
         return parse_address(text)
     try:
@@ -150,7 +150,7 @@ def parse_endpoint(text: str) -> Address:
 
 def _parse_web(text: str) -> Address:
     """Parse a URL of a host, an optional port, and an optional path of plain segments. Raises `ConfigError`."""
-    found = _WEB.fullmatch(text)
+    found = re.fullmatch(_WEB, text)
     try:
         if found is None:
             raise ConfigError.at(None, "")
@@ -261,6 +261,8 @@ def check_all_differ(keys: Mapping[str, Sequence[str]]) -> None:
 
 
 def _check_interface(name: str) -> str:
+    import socket  # an agent by itself does without it
+
     if not hasattr(socket, "SO_BINDTODEVICE"):
         raise ValueError("a network interface can be chosen on Linux alone")
     if not 0 < len(name.encode()) < _INTERFACE_BYTES or not name.isprintable() or any(one in "/ " for one in name):

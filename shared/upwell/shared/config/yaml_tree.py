@@ -35,13 +35,18 @@ MAX_DEPTH = 50
 MAX_NODES = 100_000
 """Maximum number of values in a file after expanding aliases."""
 
-_NULL = re.compile(r"|~|null|Null|NULL")
-_BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
+_CONSTANTS: dict[str, Any] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+    **dict.fromkeys((".inf", ".Inf", ".INF", "+.inf", "+.Inf", "+.INF"), math.inf),
+    **dict.fromkeys(("-.inf", "-.Inf", "-.INF"), -math.inf),
+    **dict.fromkeys((".nan", ".NaN", ".NAN"), math.nan),
+}
 # Longer numbers stay text: converting thousands of digits to an int takes quadratic time.
-_INT = re.compile(r"[-+]?[0-9]{1,40}")
-_OCTAL_OR_HEX = re.compile(r"0o[0-7]{1,40}|0x[0-9a-fA-F]{1,40}")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]{1,40}|[0-9]{1,40}(\.[0-9]{0,40})?)([eE][-+]?[0-9]{1,3})?")
-_SPECIAL = re.compile(r"([-+]?)\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_INT = r"[-+]?[0-9]{1,40}"
+_OCTAL_OR_HEX = r"0o[0-7]{1,40}|0x[0-9a-fA-F]{1,40}"
+_FLOAT = r"[-+]?(\.[0-9]{1,40}|[0-9]{1,40}(\.[0-9]{0,40})?)([eE][-+]?[0-9]{1,3})?"
 
 
 @value_class
@@ -207,18 +212,13 @@ def _place(event: Any) -> tuple[int, int]:
 
 def _plain_value(text: str) -> Any:
     """The value of an unquoted scalar under the YAML 1.2 core schema."""
-    if _NULL.fullmatch(text):
-        return None
-    if _BOOL.fullmatch(text):
-        return text.lower() == "true"
-    if _INT.fullmatch(text):
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
+    if re.fullmatch(_INT, text):
         return int(text)
-    if _OCTAL_OR_HEX.fullmatch(text):
+    if re.fullmatch(_OCTAL_OR_HEX, text):
         return int(text, 0)
-    if _FLOAT.fullmatch(text):
+    if re.fullmatch(_FLOAT, text):
         number = float(text)
         return number if math.isfinite(number) else text
-    special = _SPECIAL.fullmatch(text)
-    if special is None:
-        return text
-    return math.nan if special[3] else math.inf * (-1 if special[1] == "-" else 1)
+    return text

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -131,6 +129,8 @@ class ModelStart:
         if self.follower is not None:
             self.follower.close()
         if self._unpacked is not None:
+            import shutil
+
             shutil.rmtree(self._unpacked, ignore_errors=True)
 
     def _heads(self, edge: EdgeModel | None) -> tuple[Head, ...]:
@@ -232,6 +232,8 @@ class ModelStart:
 
         if not path.is_file():
             return open_bundle(path, self._around.trust)
+        import tempfile  # only for archives, since it takes long, as does shutil
+
         parent = None if self._around.state_dir is None else self._around.state_dir / _UNPACKED
         try:
             if parent is not None:
@@ -331,4 +333,8 @@ def loaded(name: str, section: ModelSection, trust: Trust) -> Iterator[ServedMod
 
 def clear_unpacked(state_dir: Path) -> None:
     """Remove archives unpacked by an agent that was killed."""
-    shutil.rmtree(state_dir / _UNPACKED, ignore_errors=True)
+    if not (unpacked := state_dir / _UNPACKED).exists():
+        return
+    import shutil
+
+    shutil.rmtree(unpacked, ignore_errors=True)

@@ -10,11 +10,11 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_v
 from upwell.shared.routing.policy.policy_keys import Section, SettingsPatch, Size, Written
 from upwell.shared.routing.request_tags import lowered
 
-_HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
+_HOURS = r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)"
 
 
 def _hours_span(text: str) -> str:
-    if not _HOURS.fullmatch(text):
+    if not re.fullmatch(_HOURS, text):
         raise ValueError(f'expected a span such as "22:00-06:00", got {text!r}')
     return text
 
@@ -36,7 +36,7 @@ class Match(Section):
     unless_tags: _TagValues = Field({}, description="The reverse: one of these tags is missing or has another value.")
     model: Annotated[OneOrMore | None, Written] = Field(None, description="The model, or one of these.")
     hours: Annotated[
-        Annotated[str, AfterValidator(_hours_span), Field(json_schema_extra={"pattern": f"^{_HOURS.pattern}$"})] | None,
+        Annotated[str, AfterValidator(_hours_span), Field(json_schema_extra={"pattern": f"^{_HOURS}$"})] | None,
         Written,
     ] = Field(None, description='Time of day in `timezone`, such as "22:00-06:00", its end excluded.')
     size: Annotated[Size | None, Written] = Field(None, description="A row has more bytes than this.")
