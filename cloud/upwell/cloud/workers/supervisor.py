@@ -375,7 +375,7 @@ class _Supervisor:
     def _kill_hung(self) -> None:
         """Kill the workers that hang; as one that died, each is then started again."""
         for one in self._worker_handles.values():
-            if one.phase is not Phase.LOADING and self._drain_until_s is None and one.silence.check():
+            if self._drain_until_s is None and one.silence.check(is_starting=one.phase is Phase.LOADING):
                 one.failure = f"no sign of life for {one.silence.checks * HEARTBEAT_S:.0f} s"
                 log.error("worker %d (process %d) hangs and is killed: %s", one.number, one.pid, one.failure)
                 one.kill()

@@ -46,7 +46,8 @@ class Silence:
 
     Checks are counted rather than seconds, so that a worker is not blamed for a time in which the supervisor did not
     run either. After `LIMIT` of them it hangs: it is stopped, or native code keeps the interpreter's lock. Runs of
-    models release that; a load need not (imports and compilers, for minutes), so a worker that loads has more time.
+    models release that; a load need not (imports and compilers, for minutes), so a worker that loads has more time, and
+    one that starts, which sends nothing in between.
     """
 
     LIMIT: ClassVar[int] = 30
@@ -56,10 +57,10 @@ class Silence:
     loading: tuple[str, str] | None = None
     """The model and version that it loads now."""
 
-    def check(self) -> bool:
+    def check(self, *, is_starting: bool = False) -> bool:
         """Count one more check; returns whether the worker was found to hang by this one."""
         self.checks += 1
-        return self.checks == (self.LOADING_LIMIT if self.loading else self.LIMIT)
+        return self.checks == (self.LOADING_LIMIT if self.loading or is_starting else self.LIMIT)
 
 
 class FatalVersions:

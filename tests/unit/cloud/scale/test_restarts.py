@@ -89,6 +89,25 @@ def test_a_worker_whose_first_request_ended_it_listens_again_beside_one_that_ser
     assert told == [Listen()]
 
 
+def test_a_worker_that_hangs_in_its_start_is_killed_after_an_hour() -> None:
+    """Every load and unload would wait for it."""
+    kills: list[int] = []
+    supervisor = _Supervisor.__new__(_Supervisor)
+    starting: Any = SimpleNamespace(
+        phase=Phase.LOADING,
+        silence=Silence(),
+        number=2,
+        pid=1,
+        failure="",
+        kill=lambda: kills.append(starting.silence.checks),
+    )
+    supervisor._drain_until_s, supervisor._worker_handles = None, {2: starting}
+    for _ in range(Silence.LOADING_LIMIT + 9):
+        supervisor._kill_hung()
+    assert kills == [Silence.LOADING_LIMIT]
+    assert starting.failure == "no sign of life for 3600 s"
+
+
 def test_a_worker_that_reads_nothing_keeps_no_one_and_is_not_taken_to_be_dead() -> None:
     worker = WorkerHandle(1)
     try:
