@@ -106,6 +106,24 @@ def test_an_id_too_long_is_refused() -> None:
         converters.parse_infer_request(converters.serialize_infer_request(too_long))
 
 
+def test_nothing_large_that_a_caller_sends_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    remembered: dict[int, object] = {}
+    monkeypatch.setattr(converters, "_frames", remembered)
+    first = pb.ModelInferRequest(id="i" * 100_000).SerializeToString()
+    assert read_cached(first + message(id="r")) is None
+    assert converters.parse_infer_request(first + message(id="r")).id == "r"
+    assert not remembered
+
+
+def test_nothing_large_that_is_answered_is_remembered() -> None:
+    converters._parameter.cache_clear()
+    for route in ("edge", "cloud"):
+        facts = {"upwell.routes": ",".join([route] * 100_000)}
+        answer = converters.serialize_infer_response(InferResponse("m", {}, parameters=facts))
+        assert converters.parse_infer_response(answer).parameters == facts
+    assert converters._parameter.cache_info().currsize == 0
+
+
 def test_few_layouts_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     remembered: dict[int, object] = {}
     monkeypatch.setattr(converters, "_REMEMBERED", 4)

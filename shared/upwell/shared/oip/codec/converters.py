@@ -26,6 +26,7 @@ from upwell.shared.oip.codec.tensor_contents import (
     MAX_ID_CHARACTERS,
     MAX_PLAIN_BYTES,
     MAX_UNUSUAL_BYTES,
+    MIN_SPLIT_BYTES,
     PLAIN,
     SMALL_BYTES,
     Span,
@@ -188,6 +189,8 @@ def answer_parts(response: InferResponse) -> list[bytes | memoryview]:
     for key, value in response.parameters.items():
         if type(value) is float:
             parts += (_before_double(key), _DOUBLE.pack(value))
+        elif type(value) is str and len(value) > MIN_SPLIT_BYTES:  # such as the routes of thousands of rows
+            parts.append(_parameter.__wrapped__(key, value))
         else:
             parts.append(_parameter(key, value))
     for (output, array), before in zip(outputs.items(), before_raws, strict=True):

@@ -296,8 +296,8 @@ def join(parts: Sequence[bytes | memoryview], within: int | None = None) -> byte
 def take_apart(data: bytes, field: int, id_field: int | None = None) -> tuple[bytes, Span, list[Span]] | None:
     """The message without its fields `field` and `id_field`, and the positions of their values.
 
-    For `id_field` the position is that of the last one, (0, 0) if there is none; `field` may occur several times. None
-    if the message is unlike the protocol's: few fields, all length-delimited.
+    For `id_field`, which may occur once, the position is (0, 0) if there is none; `field` may occur several times.
+    None if the message is unlike the protocol's: few fields, all length-delimited.
     """
     kept: list[bytes] = []
     found, values = (0, 0), list[Span]()
@@ -319,8 +319,10 @@ def take_apart(data: bytes, field: int, id_field: int | None = None) -> tuple[by
             if number in (field, id_field):
                 if number == field:
                     values.append((at, end))
-                else:
+                elif found == (0, 0):
                     found = at, end
+                else:  # all but the last one would count as known bytes, and be remembered
+                    return None
                 kept.append(data[kept_from:start])
                 kept_from = end
             start = end
