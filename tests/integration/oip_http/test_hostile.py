@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import socket
 import time
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 
@@ -175,6 +176,25 @@ def until_refused(server: RunningHttpServer) -> None:
     eventually = time.monotonic() + TIMEOUT_S
     while ask(server, "POST", INFER, BODY).status != 429:
         assert time.monotonic() < eventually
+
+
+def test_a_connection_that_is_kept_holds_no_body_that_was_answered(server: RunningHttpServer) -> None:
+    body = BODY + b" " * (4 << 20)
+    sized, chunked = b"Content-Length: %d" % len(body), b"Transfer-Encoding: chunked"
+    with ExitStack() as stack:
+        tracemalloc.start()
+        stack.callback(tracemalloc.stop)
+        for framing, sent in ((sized, body), (chunked, b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))):
+            connection = stack.enter_context(dial(server))
+            connection.sendall(POST + framing + b"\r\n\r\n" + sent)
+            response = http.client.HTTPResponse(connection)
+            response.begin()
+            assert read_answer(response).status == 200
+        del sent
+        eventually = time.monotonic() + TIMEOUT_S
+        while tracemalloc.get_traced_memory()[0] > len(body) // 2:
+            assert time.monotonic() < eventually
+            time.sleep(0.01)
 
 
 @pytest.mark.parametrize("framing", [b"Content-Length: 1000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n3e8\r\n"])

@@ -129,8 +129,8 @@ class HttpServerConnection(asyncio.Protocol):
         self._disconnect = Disconnect()
         self._share: Share | None = None
         self._pending: Pending | None = None
-        self._body = _NO_BODY
-        self._chunks = bytearray()
+        self._body: memoryview | bytearray = _NO_BODY
+        """Only until it is answered: a kept connection would hold it uncounted."""
         self._body_bytes = 0
         self._is_working = self._is_replied = self._is_kept = False
         self._is_paused = False
@@ -284,7 +284,7 @@ class HttpServerConnection(asyncio.Protocol):
         elif not started.takes_body:
             self._answer(started, _NO_BODY)
         elif head.body_bytes is None:
-            self._pending, self._chunks = started, bytearray()
+            self._pending, self._body = started, bytearray()
         else:
             try:
                 check_size(head.body_bytes, self._listening.max_message_bytes)
@@ -297,13 +297,13 @@ class HttpServerConnection(asyncio.Protocol):
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _receive(self, pending: Pending, size_bytes: int | None, pieces: list[memoryview]) -> None:
-        """Take the body's bytes so far; `size_bytes` is None if it comes in chunks."""
+        """Take the body's bytes so far; `size_bytes` is None if nobody knows how many there will be."""
         assert self._share is not None  # noqa: S101 (it lasts as long as the request)
         try:
             for piece in pieces:
                 self._share.take(len(piece))
-                if size_bytes is None:
-                    self._chunks += piece
+                if isinstance(self._body, bytearray):  # it comes in chunks
+                    self._body += piece
                 elif len(piece) == size_bytes:
                     self._body = piece
                 else:
@@ -316,7 +316,7 @@ class HttpServerConnection(asyncio.Protocol):
             return
         if self._scanner.is_whole:
             self._share.has_come()
-            self._answer(pending, memoryview(self._chunks) if size_bytes is None else self._body)
+            self._answer(pending, memoryview(self._body))
 
     def _answer(self, pending: Pending, body: memoryview) -> None:
         assert self._share is not None  # noqa: S101  as above
