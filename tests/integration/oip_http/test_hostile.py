@@ -27,6 +27,8 @@ from tests.integration.oip_http.harness import (
     read_answer,
     status_of,
 )
+from upwell.shared.oip.auth.caller import Limits
+from upwell.shared.oip.auth.request_quotas import limited
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
 from upwell.shared.oip.fake_dataplane import FakeDataplane
 from upwell.shared.oip.grpc.server.server import Connections
@@ -393,6 +395,23 @@ def test_a_reset_in_the_middle_of_an_answer_harms_nobody(server: RunningHttpServ
     connection.close()
     fake.release()
     assert ask(server, "POST", INFER, BODY).status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [
+        (INFER, {}),
+        (INFER, {"Inference-Header-Content-Length": "99"}),
+        (INFER, {"Content-Encoding": "gzip"}),
+        ("/v2/models/rows/infer", {"Content-Type": "application/octet-stream"}),
+        ("/v2/models/rows/infer", {"Content-Type": "image/png"}),
+    ],
+)
+def test_a_body_that_cannot_be_read_counts_as_a_request(serve: Serve, path: str, headers: dict[str, str]) -> None:
+    limits = Limits.model_validate({"rate": "2/min"})
+    server = serve(dataplane=limited(PictureModel(), limits, by_token=False))
+    statuses = [ask(server, "POST", path, b"unreadable", headers).status for _ in range(3)]
+    assert statuses == [400, 400, 429]
 
 
 def test_json_counts_as_what_it_becomes_in_memory(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

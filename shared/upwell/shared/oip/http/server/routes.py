@@ -21,7 +21,7 @@ from upwell.shared.errors import InvalidRequest, ModelFailed, Refused, Unavailab
 from upwell.shared.oip.auth.bearer_tokens import KnownTokens
 from upwell.shared.oip.auth.caller import Caller, calling
 from upwell.shared.oip.class_labels import infer_classified
-from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse, Signal
+from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse, ModelMetadata, Signal
 from upwell.shared.oip.error_statuses import note_error_answer
 from upwell.shared.oip.http.body_converters import (
     MAX_JSON_BYTES,
@@ -202,7 +202,7 @@ class Application:
         if method == "POST":  # wrong headers are reported before the body is read
             is_raw(http_request.headers)
             timeout_s(http_request.headers)
-            answer = self._compressed(http_request.headers, answer)
+            answer = self._compressed(http_request.headers, client, answer)
         return Pending(method == "POST", answer, caller)
 
     def _route(self, path: tuple[str, ...], http_request: HttpRequest, client: str) -> tuple[str, _Answer]:
@@ -228,15 +228,16 @@ class Application:
                 return "POST", lambda body, share: self._infer(call, body, share)
         raise Rejected(HTTPStatus.NOT_FOUND, "no such path; the protocol's paths begin with /v2")
 
-    def _compressed(self, headers: Mapping[str, str], answer: _Answer) -> _Answer:
-        """`answer` for a request with a body that may be compressed."""
+    def _compressed(self, headers: Mapping[str, str], client: str, answer: _Answer) -> _Answer:
+        """`answer` for a request of `client` with a body that may be compressed."""
         encoding, wanted = encoding_of(headers), accepted(headers)
         if not encoding and not wanted:
             return answer
 
         def answered(body: memoryview, share: Share) -> Reply:
             if encoding:
-                body = unpacked(encoding, body, self._max_bytes, share)
+                with self._dataplane.reading(Call(client=client), len(body)):
+                    body = unpacked(encoding, body, self._max_bytes, share)
             return packed(answer(body, share), wanted)
 
         return answered
@@ -266,12 +267,13 @@ class Application:
         http_request, model, version = asked.http_request, asked.model, asked.version
         raw = is_raw(http_request.headers) and not looks_like_json(http_request.headers, body)
         wait_s = timeout_s(http_request.headers)
-        if raw:
-            read = self._read_raw(http_request, body, model, version)
-        else:
-            end = head_bytes(http_request.headers, len(body))
-            share.take(_JSON_EXPANSION * min(end, MAX_JSON_BYTES))
-            with self._dataplane.reading(Call(client=asked.client), len(body)):
+        metadata = self._dataplane.metadata(model, version) if raw else None
+        with self._dataplane.reading(Call(client=asked.client), len(body)):
+            if metadata is not None:
+                read = _read_raw(asked, body, metadata)
+            else:
+                end = head_bytes(http_request.headers, len(body))
+                share.take(_JSON_EXPANSION * min(end, MAX_JSON_BYTES))
                 read = parse_infer_request(model, version, body[:end], body[end:])
         request = dataclasses.replace(
             read.request,
@@ -283,15 +285,6 @@ class Application:
             note_request(request.id, asked.client, model, call.traceparent)
             response = infer_classified(self._dataplane, request, call)
         return _infer_reply(response, read.wanted, self._max_bytes, with_facts=raw)
-
-    def _read_raw(self, http_request: HttpRequest, body: memoryview, model: str, version: str) -> ReadRequest:
-        headers = http_request.headers
-        is_picture = content_type(headers) in PICTURES
-        inputs = input_of(self._dataplane.metadata(model, version), body, is_picture=is_picture)
-        name = headers.get(ID_HEADER, "")[:_MAX_ID_CHARACTERS]
-        # Triton answers a purely binary request in binary; but a picture sent with curl gets JSON.
-        wanted = RequestedOutput(HEAD_LENGTH_HEADER in headers, {})
-        return ReadRequest(InferRequest(model, inputs, version, id=name), wanted)
 
     @contextmanager
     def _call(self, http_request: HttpRequest, deadline_s: float, client: str) -> Iterator[Call]:
@@ -308,6 +301,16 @@ class Application:
         finally:
             with self._lock:
                 self._calls.discard(call.cancelled)
+
+
+def _read_raw(asked: InferCall, body: memoryview, metadata: ModelMetadata) -> ReadRequest:
+    """The body as the only input of the model with that metadata. Raises `InvalidRequest`."""
+    headers = asked.http_request.headers
+    inputs = input_of(metadata, body, is_picture=content_type(headers) in PICTURES)
+    name = headers.get(ID_HEADER, "")[:_MAX_ID_CHARACTERS]
+    # Triton answers a purely binary request in binary; but a picture sent with curl gets JSON.
+    wanted = RequestedOutput(HEAD_LENGTH_HEADER in headers, {})
+    return ReadRequest(InferRequest(asked.model, inputs, asked.version, id=name), wanted)
 
 
 def check_size(size_bytes: int, max_bytes: int) -> None:
