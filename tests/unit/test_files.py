@@ -79,6 +79,20 @@ def test_a_draft_is_never_open_to_more_than_the_file_will_be(tmp_path: Path) -> 
 
 
 @POSIX
+def test_where_nobody_may_set_permissions_a_file_is_written_none_the_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a USB stick that is mounted for all users, and belongs to another one."""
+
+    def denied(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "chmod", denied)
+    write_whole(tmp_path / "case", b"x", 0o600)
+    assert (names(tmp_path), (tmp_path / "case").read_bytes()) == (["case"], b"x")
+
+
+@POSIX
 def test_a_file_is_as_open_as_the_one_it_is_made_from(tmp_path: Path) -> None:
     (tmp_path / "policy").touch()
     (tmp_path / "policy").chmod(0o600)

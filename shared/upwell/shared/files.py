@@ -67,7 +67,8 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         if permissions is not None:
-            os.chmod(draft, permissions)  # despite the umask
+            with contextlib.suppress(PermissionError):  # a USB stick or share of another user keeps none of ours
+                os.chmod(draft, permissions)  # despite the umask
         os.replace(draft, path)
     except BaseException:
         with contextlib.suppress(OSError):
