@@ -33,3 +33,15 @@ def test_that_a_collector_refuses_is_said_once(caplog: pytest.LogCaptureFixture)
         "traces cannot be delivered; they are dropped until the collector accepts them again",
         "traces are being delivered again",
     ]
+
+
+def test_a_collector_that_leads_elsewhere_is_not_followed_and_took_nothing() -> None:
+    with collecting() as elsewhere, collecting() as collector:
+        collector.status, collector.redirect = 307, f"{elsewhere.endpoint}/v1/traces"
+        tracer = Tracer(1.0, otlp_delivery(f"{collector.endpoint}/v1/traces", "one", "here"))
+        trace = tracer.begin(str(CALLER), time.monotonic())
+        assert trace is not None
+        tracer.end(trace, "request", {})
+        assert collector.posted(1)
+        tracer.delivery.close()
+        assert (tracer.delivery.became, elsewhere.posts) == ({"failed": 1}, 0)

@@ -76,7 +76,7 @@ def otlp_delivery(url: str, name: str, instance: str) -> SpanDelivery:
             "process.pid": os.getpid(),
         }
     )
-    return SpanDelivery(OTLPSpanExporter(url, timeout=TIMEOUT_S), resource)
+    return SpanDelivery(OTLPSpanExporter(url, timeout=TIMEOUT_S, session=_Session()), resource)
 
 
 class SpanDelivery(SpanExporter):
@@ -129,12 +129,15 @@ class SpanDelivery(SpanExporter):
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Deliver spans; called by the processor's thread alone."""
         hush_thread()
-        result = self._exporter.export(spans)
+        try:
+            result = self._exporter.export(spans)
+        except requests.RequestException:
+            result = SpanExportResult.FAILURE
         works = result is SpanExportResult.SUCCESS
-        requests = sum(span.kind is SpanKind.SERVER for span in spans)
+        count = sum(span.kind is SpanKind.SERVER for span in spans)
         with self._lock:
-            self._waiting -= requests
-            self._became["sent" if works else "failed"] += requests
+            self._waiting -= count
+            self._became["sent" if works else "failed"] += count
         if self._works and not works:
             _log.warning("traces cannot be delivered; they are dropped until the collector accepts them again")
         elif works and not self._works:
