@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import gc
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -198,6 +199,15 @@ def test_the_threshold_is_the_one_that_the_row_was_held_against() -> None:
     one = request_trace("a", first=first, second=replace(first, threshold=0.41), hardness={0: 0.5})
     assert decoded(one)["policy"]["threshold"] == 0.41
     assert "hard by margin, threshold 0.41" in text(one)
+
+
+@pytest.mark.parametrize("threshold", [math.inf, -math.inf])
+def test_a_threshold_by_which_all_or_none_are_hard_is_told(threshold: float) -> None:
+    """As a `cloud_share` sets it while it pays back what it sent too much, or too little."""
+    first = ROUTER.decide(STATE, ASKED, 1000.0)
+    one = request_trace("a", first=first, second=replace(first, threshold=threshold), hardness={0: 0.5})
+    assert decoded(one)["policy"]["threshold"] is None
+    assert "hard by margin, threshold beyond every score" in text(one)
 
 
 @pytest.mark.parametrize(("kind", "enum"), [("Reason", Reason), ("Plan", Plan), ("Route", Route)])

@@ -135,7 +135,9 @@ def _policy(policy: Mapping[str, Any]) -> Iterator[str]:
         yield f"objective {policy['objective']}, confidence {policy.get('confidence', 0):.0%}"
     if policy.get("measure"):
         plain = "" if policy.get("calibrated", True) else " (not calibrated for these models)"
-        yield f"hard by {policy['measure']}, threshold {policy.get('threshold'):.4g}{plain}"
+        threshold = policy.get("threshold")  # null if the share wants none of the rows, or all
+        at = f"{threshold:.4g}" if isinstance(threshold, (int, float)) else "beyond every score"
+        yield f"hard by {policy['measure']}, threshold {at}{plain}"
     if policy.get("large_above_bytes") is not None:
         yield f"large above {policy['large_above_bytes']} bytes"
     if policy.get("priority") not in (None, "normal"):
