@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -43,6 +45,7 @@ Page: TypeAlias = Callable[[PageRequest], PageReply]
 """Makes a page for a request, in the request's own thread."""
 
 _TIMEOUT_S = 10.0
+_WHOLE_S = 30.0
 _MAX_CONNECTIONS = 16
 
 
@@ -56,22 +59,23 @@ class _Handler(WSGIRequestHandler):
 
 
 class _Server(ThreadingWSGIServer):
-    """One thread per connection; connections beyond the limit are closed at once."""
+    """One thread per connection; connections beyond the limit are closed at once, and those that last too long."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
-        self._room = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        self._open: dict[socket.socket, float] = {}  # since when (monotonic); the server's thread alone adds to it
         super().__init__(*arguments, **named)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002  as its base takes it
         """Whether there is room for another connection."""
-        return self._room.acquire(blocking=False)
+        return len(self._open) < _MAX_CONNECTIONS
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Start the thread; where none is left, the place is free again."""
+        self._open[request] = time.monotonic()
         try:
             super().process_request(request, client_address)
         except BaseException:
-            self._room.release()
+            del self._open[request]
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -79,7 +83,15 @@ class _Server(ThreadingWSGIServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._room.release()
+            del self._open[request]
+
+    def service_actions(self) -> None:
+        """End connections that last too long: a client that sends a byte now and then is never silent for seconds."""
+        late_s = time.monotonic() - _WHOLE_S
+        for connected, since_s in self._open.copy().items():
+            if since_s < late_s:
+                with suppress(OSError):  # it has just ended
+                    connected.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log nothing: the client has left, or was silent for too long."""
