@@ -260,7 +260,7 @@ class HttpServerConnection(asyncio.Protocol):
             if not had_head:
                 self._begin(head)
             if self._pending is not None:
-                self._receive(self._pending, head.body_bytes, pieces)
+                self._receive(self._pending, head.body_bytes or 0, pieces)
         if scanner.refusal is not None:
             self._refuse(scanner.refusal)
 
@@ -296,8 +296,8 @@ class HttpServerConnection(asyncio.Protocol):
         if self._pending is not None and head.expects_continue and self._transport is not None:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def _receive(self, pending: Pending, size_bytes: int | None, pieces: list[memoryview]) -> None:
-        """Take the body's bytes so far; `size_bytes` is None if nobody knows how many there will be."""
+    def _receive(self, pending: Pending, size_bytes: int, pieces: list[memoryview]) -> None:
+        """Take the body's bytes so far; `size_bytes` in all, unless it comes in chunks."""
         assert self._share is not None  # noqa: S101 (it lasts as long as the request)
         try:
             for piece in pieces:
