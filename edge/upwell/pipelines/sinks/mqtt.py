@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -31,6 +32,9 @@ _QUICK: int | None = getattr(socket, "TCP_QUICKACK", None)  # Linux only
 _PLACES = re.compile(r"\{(pipeline|event)\}")
 _HEADERS_BYTES = 128
 """Maximum size of a packet beyond its topic, its key and its body, in bytes."""
+
+_UNLIMITED = 65_535
+"""Receive Maximum of a broker that states none (MQTT 5, 3.2.2.3.3)."""
 
 _POISONOUS = frozenset({0x90, 0x95, 0x99})
 """Reason codes that concern the message alone: topic name invalid, packet too large, payload format invalid."""
@@ -58,6 +62,8 @@ class MqttPublisher:
         self._answers: dict[int, ReasonCode] = {}
         self._is_online = False
         self._limit_bytes = 0
+        self._most_in_flight = _UNLIMITED
+        self._status_mid = 0
         self._refusal = ""
         self._state_of_files: list[Fingerprint] = []
         self._client = self._connecting()
@@ -144,8 +150,11 @@ class MqttPublisher:
     def _publish(self, messages: Sequence[Message]) -> int:
         with self._changed:
             self._answers.clear()  # those to the status message
-        sent: list[int] = []
-        for message in messages:
+        until_s = time.monotonic() + self._settings.timeout_s
+        sent: deque[int] = deque()
+        for number, message in enumerate(messages):
+            if len(sent) == self._most_in_flight:
+                self._await(sent.popleft(), number - self._most_in_flight, until_s)
             properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]  # paho has no types there
             properties.ContentType = "application/json"
             properties.UserProperty = [("idempotency-key", message.key)]
@@ -153,22 +162,21 @@ class MqttPublisher:
             if info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS:
                 raise SinkUnavailable(f"the connection to the broker {self._host}:{self._port} was lost")
             sent.append(info.mid)
-        until_s = time.monotonic() + self._settings.timeout_s
-        for taken, mid in enumerate(sent):
-            with self._changed:
-                self._changed.wait_for(
-                    lambda mid=mid: mid in self._answers or not self._is_online,  # type: ignore[misc]  # of this turn
-                    until_s - time.monotonic(),
-                )
-                answer = self._answers.pop(mid, None)
-            if answer is None:
-                text = f"the broker {self._host}:{self._port} does not acknowledge"
-                raise SinkUnavailable(text, taken=taken)
-            if answer.value in _POISONOUS:
-                raise Poisonous(taken, f"the broker answered: {answer}")
-            if answer.is_failure:
-                raise SinkUnavailable(f"the broker answered: {answer}", taken=taken)
-        return len(sent)
+        for taken, mid in enumerate(sent, len(messages) - len(sent)):
+            self._await(mid, taken, until_s)
+        return len(messages)
+
+    def _await(self, mid: int, taken: int, until_s: float) -> None:
+        """Wait for the acknowledgement of a message; `taken` are those before it."""
+        with self._changed:
+            self._changed.wait_for(lambda: mid in self._answers or not self._is_online, until_s - time.monotonic())
+            answer = self._answers.pop(mid, None)
+        if answer is None:
+            raise SinkUnavailable(f"the broker {self._host}:{self._port} does not acknowledge", taken=taken)
+        if answer.value in _POISONOUS:
+            raise Poisonous(taken, f"the broker answered: {answer}")
+        if answer.is_failure:
+            raise SinkUnavailable(f"the broker answered: {answer}", taken=taken)
 
     def _topic(self, message: Message) -> str:
         names = {"pipeline": message.pipeline, "event": message.event}
@@ -181,11 +189,10 @@ class MqttPublisher:
         self._refusal = f": {code}" if code.is_failure else ""
         if code.is_failure:
             return
-        client.publish(self._status_topic, _status("online"), qos=1, retain=True)
-        with self._changed:
-            self._limit_bytes = getattr(properties, "MaximumPacketSize", 0)
-            self._is_online = True
-            self._changed.notify_all()
+        self._limit_bytes = getattr(properties, "MaximumPacketSize", 0)
+        self._most_in_flight = getattr(properties, "ReceiveMaximum", _UNLIMITED)
+        # Its acknowledgement, which comes on this thread, makes the connection free for events.
+        self._status_mid = client.publish(self._status_topic, _status("online"), qos=1, retain=True).mid
 
     def _on_disconnect(
         self, client: Client, _: Any, flags: DisconnectFlags, code: ReasonCode, properties: Properties | None
@@ -204,6 +211,7 @@ class MqttPublisher:
                 connected.setsockopt(socket.IPPROTO_TCP, _QUICK, 1)  # type: ignore[attr-defined]  # paho leaves it out
         with self._changed:
             self._answers[mid] = code
+            self._is_online = self._is_online or mid == self._status_mid
             self._changed.notify_all()
 
 

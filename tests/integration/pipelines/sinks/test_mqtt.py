@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import select
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -162,6 +165,80 @@ def test_what_is_too_large_for_the_broker_is_poisonous_and_those_before_it_are_t
         sink.deliver([message(2)])
         listener.wait(lambda: len(listener.events) == 2)
         assert [one.key for one in listener.events] == ["dock-0", "dock-2"]
+
+
+class StrictBroker:
+    """Acknowledges only when nothing more comes, and hangs up if more than `most` messages are unacknowledged."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        self.bodies: list[bytes] = []
+        self._thread = threading.Thread(target=self._serve)
+
+    def __enter__(self) -> StrictBroker:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        self._thread.join()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                with self._listening.accept()[0] as connection, suppress(OSError, EOFError):
+                    self._talk(connection)
+
+    def _talk(self, connection: socket.socket) -> None:
+        waiting: list[bytes] = []
+        while True:
+            if waiting and not select.select([connection], [], [], 0.05)[0]:
+                connection.sendall(b"".join(b"\x40\x02" + mid for mid in waiting))  # PUBACK
+                waiting.clear()
+            kind, body = _packet(connection)
+            if kind == 0x10:  # CONNECT, answered by CONNACK with Receive Maximum
+                connection.sendall(b"\x20\x06\0\0\x03\x21" + self._most.to_bytes(2, "big"))
+            elif kind & 0xF0 == 0x30:  # PUBLISH
+                end = 2 + int.from_bytes(body[:2], "big")
+                waiting.append(body[end : end + 2])
+                if len(waiting) > self._most:
+                    return
+                if not body[:end].endswith(b"/status"):
+                    self.bodies.append(body[body.index(b"{", end) :])
+            elif kind == 0xC0:  # PINGREQ
+                connection.sendall(b"\xd0\0")
+
+
+def _packet(connection: socket.socket) -> tuple[int, bytes]:
+    """The next packet: its first byte, and what follows its length. Raises `EOFError`."""
+
+    def read(size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            if not (more := connection.recv(size - len(data))):
+                raise EOFError
+            data += more
+        return data
+
+    kind, length, shift = read(1)[0], 0, 0
+    while True:
+        byte = read(1)[0]
+        length |= (byte & 0x7F) << shift
+        shift += 7
+        if not byte & 0x80:
+            return kind, read(length)
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_no_more_messages_are_unacknowledged_than_the_broker_allows(most: int) -> None:
+    """As MQTT 5 demands (3.3.4): a broker that allows 10 would hang up on a batch after an outage, again and again."""
+    events = [message(number) for number in range(8)]
+    with StrictBroker(most) as there, publisher(MqttSettings(f"mqtt://127.0.0.1:{there.port}", TOPIC)) as sink:
+        sink.deliver(events)
+        assert there.bodies == [one.body for one in events]
 
 
 def test_without_a_broker_it_is_tried_again() -> None:
