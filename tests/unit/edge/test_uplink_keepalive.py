@@ -63,6 +63,12 @@ def test_of_an_unknown_link_a_message_is_given_what_a_very_slow_one_takes() -> N
     assert [empty_calls.timeout_s(size) for size in (0, 100_000)] == [1, 8]
 
 
+def test_the_end_of_its_call_bounds_what_the_size_of_a_message_adds_and_nothing_else() -> None:
+    assert [RoundTrips().timeout_s(10**7, within_s) for within_s in (0.0, 3.0, 5.0, 9.0, 60.0)] == [4, 4, 8, 16, 64]
+    slow = after(*[3.0] * 50)
+    assert slow.timeout_s(10**7, 1.0) == slow.timeout_s()
+
+
 def test_small_messages_whose_time_is_the_round_trip_make_no_large_one_seem_slower_than_that() -> None:
     trips = after(*[0.1] * 50, size_bytes=100)
     assert trips.timeout_s(100_000) == RoundTrips().timeout_s(100_000)
@@ -78,6 +84,7 @@ def test_it_is_always_a_step_within_its_bounds_and_never_below_the_timer(
         trips = trips.broke(trips.timeout_s()) if network_s is None else trips.answered(network_s, size_bytes)
         timeout_s = trips.timeout_s()
         assert RoundTrips.SHORTEST_S <= timeout_s <= trips.timeout_s(size_bytes) <= RoundTrips.LONGEST_S
+        assert trips.timeout_s(size_bytes, 0.0) == timeout_s
         assert math.log2(timeout_s).is_integer()
         assert math.log2(trips.timeout_s(size_bytes)).is_integer()
         if not math.isnan(trips.mean_s):

@@ -65,6 +65,17 @@ def test_what_the_first_is_too_slow_for_goes_over_the_next_and_the_rest_does_not
     assert (alone.up_rows, alone.obstacle) == ((), Reason.CLOUD_TOO_SLOW)
 
 
+@pytest.mark.parametrize("is_dear", [True, False])
+def test_a_first_that_costs_more_than_is_left_is_left_for_a_free_one(is_dear: bool) -> None:
+    by = router(f"{PAID.replace('wlan0: 0, wwan0: 4', 'wlan0: 1e6, wwan0: ' + ('1e6' if is_dear else '0'))}\n{UP}")
+    state = two(by, *answers(FREE, 1e6), *answers(METERED, 1e6))
+    decision = by.decide(state, signals((SIZE_BYTES,)), NOW_S)
+    if is_dear:
+        assert (decision.up_rows, decision.interface, decision.obstacle) == ((), FREE, Reason.BUDGET_SPENT)
+    else:
+        assert (decision.up_rows, decision.interface) == ((0,), METERED)
+
+
 def test_a_doubtful_first_is_passed_over_for_a_surer_one_and_taken_where_that_is_gone() -> None:
     by = paid()
     doubtful = [

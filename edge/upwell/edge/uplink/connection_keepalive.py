@@ -17,7 +17,8 @@ class RoundTrips:
     behind the same bytes. `mean_s` is the first R, then 7/8·mean + 1/8·R; `deviation_s` is R/2, then 3/4·deviation +
     1/4·|mean − R|. The timer is mean + 4·deviation, one second before the first sample. For a message of x bytes it is
     at least x·min(ΣR ÷ Σbytes, 1 ÷ `SLOW_RATE`) over the calls that sent bytes, each counted 7/8 of the next: a bound,
-    since R contains the round trip, and without such a call x ÷ `SLOW_RATE`. A connection gets `TIMES` the timer,
+    since R contains the round trip, and without such a call x ÷ `SLOW_RATE`. A connection gets `TIMES` the timer, but
+    on account of a message's size no longer than its call waits: the call ends before the connection does. That is
     rounded up to a power of two seconds (so that a new timer seldom needs a new connection), at least twice what one
     had that was taken for dead since the last answer, and limited to `SHORTEST_S` to `LONGEST_S`.
     """
@@ -48,11 +49,13 @@ class RoundTrips:
         """The state after a connection with that timeout broke in silence: it may only have been slow."""
         return replace(self, least_s=min(self.LONGEST_S, max(self.least_s, 2.0 * timeout_s)))
 
-    def timeout_s(self, size_bytes: int = 0) -> float:
-        """How long to wait for the reply to a ping behind a message of that size."""
+    def timeout_s(self, size_bytes: int = 0, within_s: float = math.inf) -> float:
+        """How long to wait for the reply to a ping behind a message of that size, whose call ends by itself after
+        `within_s`."""
         timer_s = 1.0 if math.isnan(self.mean_s) else self.mean_s + 4 * self.deviation_s
         s_per_byte = min(self.sent_s / self.sent_bytes if self.sent_bytes else math.inf, 1.0 / self.SLOW_RATE)
-        wanted_s = max(self.SHORTEST_S, self.TIMES * max(timer_s, size_bytes * s_per_byte), self.least_s)
+        sending_s = min(within_s, self.TIMES * size_bytes * s_per_byte)
+        wanted_s = max(self.SHORTEST_S, self.TIMES * timer_s, sending_s, self.least_s)
         return math.ldexp(1.0, math.ceil(math.log2(min(self.LONGEST_S, wanted_s))))
 
 

@@ -74,9 +74,7 @@ class Endpoint:
                 raise RemoteError(RemoteErrorKind.CANCELLED, "the uplink is closed")
             place = 1 if apart_from is not None and self._links[0] is apart_from else 0
             link = self._links[place]
-            timeout_s = self.round_trips.timeout_s()
-            if within_s > max(timeout_s, 0.0 if link is None else link.timeout_s):
-                timeout_s = self.round_trips.timeout_s(size_bytes)
+            timeout_s = self.round_trips.timeout_s(size_bytes, within_s)
             if link is not None and link.timeout_s < timeout_s:
                 self._retire(link)
                 link = None

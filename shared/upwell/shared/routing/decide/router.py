@@ -56,8 +56,8 @@ from upwell.shared.routing.reasons import Reason
 Run: TypeAlias = tuple[str, int, float, float]
 """A run on the device: the model, its number of rows, its duration (seconds), and its end time."""
 
-OF_THE_LINK = frozenset({Reason.BREAKER_OPEN, Reason.CLOUD_TOO_SLOW, Reason.CLOUD_NOT_BETTER})
-"""Obstacles that another network interface may not have."""
+OF_THE_LINK = frozenset({Reason.BREAKER_OPEN, Reason.CLOUD_TOO_SLOW, Reason.CLOUD_NOT_BETTER, Reason.BUDGET_SPENT})
+"""Obstacles that another network interface may not have: it may be faster, or free."""
 
 GOOD_CHANCE = 0.9
 """Chance of an answer in time from which on no other interface is looked at, however good: it may be the dear one."""
