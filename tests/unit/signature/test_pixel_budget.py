@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from upwell.shared.signature.picture_headers import PixelBudget, encoded_pixels, header_pixels
+from upwell.shared.config.yaml import parse_yaml
+from upwell.shared.signature.model_yaml import ModelDescription
+from upwell.shared.signature.picture_headers import AT_ONCE, BUDGET, PixelBudget, encoded_pixels, header_pixels
+from upwell.shared.signature.processor import Processor
+from upwell.shared.tensors import TensorSpec
 
 LARGE = 1 << 20
 
@@ -56,6 +60,27 @@ def test_more_than_there_is_room_for_is_done_alone_and_an_error_gives_its_room_b
     assert entered.wait(10.0)
     leave.set()
     thread.join()
+
+
+def test_small_pictures_that_a_step_makes_large_wait_for_room_too() -> None:
+    """Seventy bytes of PNG become megabytes in front of the model."""
+    text = "signature: {inputs: {image: {kind: image}}, outputs: {y: {kind: logits}}}\n"
+    description = parse_yaml(f"{text}pre: [{{decode: image}}, {{resize: {{to: [1024, 1024]}}}}]\n", ModelDescription)
+    tensors = [TensorSpec("x", "UINT8", (-1, 1024, 1024, 3))], [TensorSpec("y", "FP32", (-1, 2))]
+    processor, file = Processor(description, *tensors, "onnx"), io.BytesIO()
+    Image.new("RGB", (1, 1)).save(file, "PNG")
+    done = threading.Event()
+
+    def work() -> None:
+        processor.pre({"image": np.array([file.getvalue()], np.object_)})
+        done.set()
+
+    thread = threading.Thread(target=work)
+    with BUDGET.holding(AT_ONCE):
+        thread.start()
+        assert not done.wait(0.2)
+    thread.join(10.0)
+    assert done.is_set()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -402,6 +403,7 @@ class Processor:
         """The number of rows that the model takes at once; 0 for any number."""
         self._used = tuple(spec.name for spec in model_outputs if spec.name in self._post.needs)
         self.identity = self._pre.does_nothing and self._post.does_nothing
+        self._row_pixels = _made_pixels(self._pre)
         first = _first_resize(self._pre)
         self.picture_resize = first[2] if first and first[2].fit != "cover" and first[2].filter == "bilinear" else None
         """How a picture is given its size before anything else sees it, whole and by the bilinear filter; None where
@@ -415,7 +417,7 @@ class Processor:
         rows = self.signature.check_inputs(inputs)
         if self.identity:
             return Prepared(inputs, rows, None)
-        with BUDGET.holding(encoded_pixels(inputs.values())):
+        with BUDGET.holding(max(encoded_pixels(inputs.values()), rows * self._row_pixels)):
             values, geometry = self._pre.run(in_rgb(self.signature, inputs), None)
             tensors = {name: array_of(value) for name, value in values.items()}
         first = 1 if self.signature.has_rows else 0
@@ -489,6 +491,15 @@ def _joined(name: str, parts: Sequence[Array]) -> Array:
     if len(shapes) > 1:
         raise ModelFailed(f"the model gave {name!r} in different shapes for different rows: {sorted(shapes)}")
     return np.concatenate(parts)
+
+
+def _made_pixels(pre: Steps) -> int:
+    """The most pixels that a step makes of a picture of any size, such as `resize`; 0 without such a step."""
+    kinds = [kind for step in pre.steps for kind in step.writes.values() if kind.channels is not None]
+    return max(
+        (math.prod(kind.shape[1:]) // kind.shape[kind.channels or 0] for kind in kinds if -1 not in kind.shape[1:]),
+        default=0,
+    )
 
 
 def _first_resize(pre: Steps) -> tuple[str, Decode, Resize] | None:
