@@ -5,7 +5,7 @@ from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.class_labels import infer_classified, top_classes
 from upwell.shared.oip.dataplane import Call, InferRequest
 from upwell.shared.oip.fake_dataplane import FakeDataplane
-from upwell.shared.tensors import Array
+from upwell.shared.tensors import DTYPES, Array
 
 
 def test_the_highest_come_first_and_not_a_number_last() -> None:
@@ -22,6 +22,7 @@ def test_the_highest_come_first_and_not_a_number_last() -> None:
     [
         (np.array([1, 200], np.uint8), 9, [b"200.000000:1", b"1.000000:0"]),
         (np.zeros((0, 4), np.float32), 2, []),
+        (np.array([1, 2]).astype(DTYPES["BF16"]), 1, [b"2.000000:1"]),
         (np.arange(4.0).reshape(1, 2, 2), 1, [[b"3.000000:3"]]),
     ],
 )

@@ -16,7 +16,7 @@ import numpy as np
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.oip.codec.tensor_contents import MAX_BYTES_ELEMENTS
 from upwell.shared.oip.dataplane import Call, Dataplane, InferRequest, InferResponse, Parameter
-from upwell.shared.tensors import Array
+from upwell.shared.tensors import Array, is_float
 
 LABELS = "upwell.labels"
 """The request parameter that asks for labels; the answer has them in `upwell.labels.<output>`, a JSON array."""
@@ -75,7 +75,7 @@ def top_classes(name: str, scores: Array, labels: Sequence[str], count: int) -> 
 
     A row spans all dimensions but the first; a scalar gives [count]. Equal scores are ordered by index; NaN comes last.
     """
-    if scores.dtype.kind not in "iuf":
+    if scores.dtype.kind not in "iu" and not is_float(scores.dtype):
         raise InvalidRequest(f"output {name!r} has no numbers, so 'classification' does not apply")
     is_row = scores.ndim < 2
     shape = (1, scores.size) if is_row else (len(scores), math.prod(scores.shape[1:]))
