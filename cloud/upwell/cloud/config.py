@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -257,10 +258,11 @@ class CloudConfig(FilePart):
         if own is not None and own.max_batch is not None:  # setting one of the two sets both
             values["buckets"] = own.buckets
         values["buckets"] = values["buckets"] or ()
-        if values["instances"] is None:
-            share = cores() // values["threads"] // self.serve.processes
-            values["instances"] = max(1, share) if values["device"] == "cpu" and not values["providers"] else 1
-        return ModelSettings(**values, trusted=frozenset(self.serve.trusted))
+        instances = values.pop("instances")
+        settings = ModelSettings(**values, trusted=frozenset(self.serve.trusted), instances=instances or 1)
+        if instances is not None or not settings.is_on_cpu:
+            return settings
+        return replace(settings, instances=max(1, cores() // settings.threads // self.serve.processes))
 
     def versions_of(self, name: str) -> Versions:
         """The versions of the model `name` to serve."""

@@ -70,6 +70,8 @@ def test_what_is_not_written_has_its_default(tmp_path: Path, monkeypatch: pytest
         ("{threads: 9}", 1),
         ("{engine: torch, device: 'cuda:0'}", 1),
         ("{providers: [cuda]}", 1),
+        ("{providers: [cuda, cpu]}", 1),
+        ("{providers: [CPUExecutionProvider]}", 6),
     ],
 )
 def test_instances_share_out_the_cores(

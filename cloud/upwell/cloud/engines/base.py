@@ -41,7 +41,8 @@ class ModelSettings:
     @property
     def is_on_cpu(self) -> bool:
         """Whether nothing but the CPU is asked for."""
-        return self.device == "cpu" and not self.providers
+        names = {one.lower().removesuffix("executionprovider") for one in self.providers}
+        return self.device == "cpu" and names <= {"cpu"}
 
 
 StoppableRun: TypeAlias = tuple[Callable[[Mapping[str, Array]], dict[str, Array]], Callable[[], None]]
