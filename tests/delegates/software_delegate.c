@@ -5,7 +5,7 @@
  *
  * Options: claim=all | comma-separated builtin operator codes; nodes=comma-separated node indices (claimed too);
  * fail_prepare=1; fail_after=N (invocations that succeed before every further one fails); crash=load | prepare |
- * invoke (it takes the process down there); wrong=1 (it answers with garbage and no error); delay_us=N (each
+ * invoke | exit (it takes the process down there, or at loading as if all were done); wrong=1 (it answers with garbage and no error); delay_us=N (each
  * invocation of a partition waits so long); meet=N:FILE (each writes a byte to the file and goes on when it has N, or
  * fails after ten seconds); static_only=1 (as delegates that take no tensors of varying size);
  * device=FILE (creation fails where there is no such file); report=FILE (one line per partition: the claimed nodes).
@@ -88,7 +88,7 @@ struct Delegate {
   void *newer_fields[8];
 };
 
-typedef enum { CRASH_NEVER, CRASH_LOAD, CRASH_PREPARE, CRASH_INVOKE } Crash;
+typedef enum { CRASH_NEVER, CRASH_LOAD, CRASH_PREPARE, CRASH_INVOKE, CRASH_EXIT } Crash;
 
 typedef struct {
   bool claims[BUILTIN_CODES], claimed_nodes[NODES];
@@ -298,6 +298,7 @@ static int delegate_prepare(Context *context, Delegate *delegate) {
 static Crash crash_at(const char *when) {
   if (!strcmp(when, "load")) return CRASH_LOAD;
   if (!strcmp(when, "prepare")) return CRASH_PREPARE;
+  if (!strcmp(when, "exit")) return CRASH_EXIT;
   return !strcmp(when, "invoke") ? CRASH_INVOKE : CRASH_NEVER;
 }
 
@@ -324,7 +325,7 @@ static const char *set_option(Settings *settings, const char *key, const char *v
     settings->invocations_left = atol(value);
   } else if (!strcmp(key, "crash")) {
     settings->crash = crash_at(value);
-    if (settings->crash == CRASH_NEVER) return "software delegate: crash is load, prepare or invoke";
+    if (settings->crash == CRASH_NEVER) return "software delegate: crash is load, prepare, invoke or exit";
   } else if (!strcmp(key, "wrong")) {
     settings->wrong = atoi(value) != 0;
   } else if (!strcmp(key, "delay_us")) {
@@ -358,6 +359,7 @@ __attribute__((visibility("default"))) Delegate *tflite_plugin_create_delegate(c
     return NULL;
   }
   if (settings->crash == CRASH_LOAD) abort();
+  if (settings->crash == CRASH_EXIT) exit(0);
   Delegate *delegate = calloc(1, sizeof *delegate);
   delegate->data = settings;
   delegate->prepare = delegate_prepare;

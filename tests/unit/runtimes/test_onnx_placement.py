@@ -93,6 +93,13 @@ def test_a_plugin_library_that_is_none_is_a_reason(tmp_path: Path, content: byte
     assert str(library) in found
 
 
+def test_a_plugin_library_by_a_bare_name_is_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "libplugin.so").write_bytes(b"junk")
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"/nowhere:{tmp_path}")
+    found = refusal(linear(tmp_path), "SomeVendorProvider", library=Path("libplugin.so"))
+    assert found.startswith(f"{tmp_path / 'libplugin.so'} cannot be loaded")
+
+
 @with_azure
 def test_a_broken_model_is_a_reason_and_on_the_cpu_an_error(tmp_path: Path) -> None:
     node = helper.make_node("Frobnicate", ["x"], ["y"], domain="vendor")

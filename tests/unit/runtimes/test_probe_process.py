@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,7 +24,7 @@ from upwell.edge.runtimes.device_lock import DeviceBusy, hold, try_out
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.edge.runtimes.probe_process import (
     RESULTS_NAME,
-    ProbeHung,
+    ProbeKilled,
     ProbeSubject,
     driver_versions,
     enter,
@@ -82,6 +84,12 @@ def test_so_is_one_that_crashes_later(tmp_path: Path, software_delegate: Path, w
         enter(subject(tmp_path, software_delegate, crash=where), None)
 
 
+def test_so_is_one_that_ends_the_process_as_if_all_were_done(tmp_path: Path, software_delegate: Path) -> None:
+    with pytest.raises(AcceleratorNotUsable, match=r"^libsoftware_delegate\.so ended the probing process"):
+        enter(subject(tmp_path, software_delegate, crash="exit"), tmp_path)
+    assert results(tmp_path) == ["libsoftware_delegate.so ended the probing process"]
+
+
 def test_one_that_works_is_remembered_until_it_changes(
     tmp_path: Path, software_delegate: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -118,11 +126,30 @@ def test_one_that_hangs_is_ended_and_not_remembered(tmp_path: Path, software_del
 def test_a_model_that_never_ends_is_ended_on_the_cpu_and_a_good_one_passes(tmp_path: Path) -> None:
     options = RuntimeOptions(threads=1)
     write_endless(tmp_path / "model.onnx")
-    with pytest.raises(ProbeHung, match=r"^model\.onnx hung for 5 s in the probing process, which was killed"):
+    with pytest.raises(ProbeKilled, match=r"^model\.onnx hung for 5 s in the probing process, which was killed"):
         try_on_cpu(tmp_path / "model.onnx", options, 5.0)
     try_on_cpu(linear(tmp_path), options, DEADLINE_S)
     (tmp_path / "broken.onnx").write_bytes(b"no model")
     try_on_cpu(tmp_path / "broken.onnx", options, DEADLINE_S)  # said where it is opened
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="its children are named in /proc")
+def test_a_model_whose_process_is_killed_is_not_opened_by_the_agent(tmp_path: Path) -> None:
+    write_endless(tmp_path / "model.onnx")
+    children = Path(f"/proc/self/task/{threading.get_native_id()}/children")
+
+    def kill() -> None:
+        until_s = time.monotonic() + DEADLINE_S
+        while not (found := children.read_text().split()) and time.monotonic() < until_s:
+            os.sched_yield()
+        os.kill(int(found[-1]), signal.SIGKILL)
+
+    killing = threading.Thread(target=kill)
+    killing.start()
+    said = r"^the process that probed model\.onnx was killed, perhaps for lack of memory"
+    with pytest.raises(ProbeKilled, match=said):
+        try_on_cpu(tmp_path / "model.onnx", RuntimeOptions(threads=1), DEADLINE_S)
+    killing.join()
 
 
 def test_what_is_open_elsewhere_is_not_tried_out(

@@ -27,7 +27,7 @@ from upwell.edge.runtimes.device_lock import DeviceBusy, DeviceLock
 from upwell.edge.runtimes.input_check import blank
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.edge.runtimes.runtime_loader import load_runtime
-from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
+from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions, located
 from upwell.shared.errors import UpwellError
 from upwell.shared.files import parse_json, read_json, write_whole
 from upwell.shared.formats.model_digest import model_digest, sha256_of
@@ -47,8 +47,6 @@ _MAX_RESULTS = 64
 _MAX_RESULTS_BYTES = 1 << 20
 _STDERR_TAIL_BYTES = 400
 _KILL_S = 5.0
-_SYSTEM_FOLDERS = ("/usr/local/lib", "/lib", "/usr/lib", f"/lib/{platform.machine()}-linux-gnu",
-                   f"/usr/lib/{platform.machine()}-linux-gnu")  # fmt: skip
 _DRIVERS = ("nvidia", "apex", "galcore", "rknpu", "intel_vpu", "amdxdna", "hailo_pci", "qaic", "mali", "ethosu")
 """Kernel modules of accelerators; those with a version in /sys/module count as drivers."""
 
@@ -59,6 +57,9 @@ _CRASHES = frozenset(
     getattr(signal, name, None) for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP")
 )
 """Signals that mean a crash of the process itself; other signals may come from outside."""
+
+_KILLED = getattr(signal, "SIGKILL", 9)
+"""What Linux sends the process that takes the last of the memory."""
 
 _SUSPECT = "suspect"
 """Stored while an unprobed model is opened; it remains if that ends the process."""
@@ -72,8 +73,8 @@ class ProbeCrashed(AcceleratorNotUsable):
     """The subject crashed the probing process, and would crash this one."""
 
 
-class ProbeHung(AcceleratorNotUsable):
-    """The subject was not ready in time."""
+class ProbeKilled(AcceleratorNotUsable):
+    """The probing process was killed: the subject was not ready in time, or took the machine's memory."""
 
 
 @value_class
@@ -89,7 +90,7 @@ class ProbeSubject:
     @property
     def library(self) -> str:
         """The library's name in messages and locks: its real path if it can be found."""
-        found = _located(self.accelerator.library)
+        found = located(self.accelerator.library)
         return str(self.accelerator.library) if found is None else str(found)
 
     @property
@@ -99,7 +100,7 @@ class ProbeSubject:
 
     def key(self) -> str:
         """A digest of everything that a probe's outcome may depend on; empty if the library cannot be found."""
-        library = _located(self.accelerator.library)
+        library = located(self.accelerator.library)
         if library is None:
             return ""
         facts = {
@@ -174,7 +175,7 @@ def _try_out(subject: ProbeSubject, results: Path | None, timeout_s: float) -> N
 def run_child(subject: ProbeSubject, timeout_s: float, lock: DeviceLock) -> None:
     """Open the model in a child process, which shares `lock`, and run it once.
 
-    Raises `ProbeCrashed`, `ProbeHung` or a plain `AcceleratorNotUsable` with the failure or refusal.
+    Raises `ProbeCrashed`, `ProbeKilled` or a plain `AcceleratorNotUsable` with the failure or refusal.
     """
     about = {
         "accelerator": subject.accelerator.model_dump(mode="json"),
@@ -186,13 +187,13 @@ def run_child(subject: ProbeSubject, timeout_s: float, lock: DeviceLock) -> None
 def try_on_cpu(path: Path, options: RuntimeOptions, timeout_s: float) -> None:
     """Open a model on the CPU in a child process and run it once.
 
-    Raises `ProbeCrashed` and `ProbeHung`; other problems are reported when it is really opened.
+    Raises `ProbeCrashed` and `ProbeKilled`; other problems are reported when it is really opened.
     """
     if not sys.executable:  # embedded in a program without a known Python executable
         return
     try:
         _probe(path, options, path.name, {"accelerator": None, "cache_dir": None}, timeout_s, ())
-    except (ProbeCrashed, ProbeHung):
+    except (ProbeCrashed, ProbeKilled):
         raise
     except AcceleratorNotUsable:
         return
@@ -217,11 +218,15 @@ def _probe(
         code, answer = _talk(json.dumps(request).encode(), noise, timeout_s, descriptors)
         said = _said(noise)
     if code == 0:
+        if not answer:
+            raise ProbeCrashed(f"{name} ended the probing process{said}")
         refused = parse_json(answer)["refused"]
         if refused:
             raise AcceleratorNotUsable(str(refused))
     elif code in (None, -signal.SIGALRM):
-        raise ProbeHung(f"{name} hung for {timeout_s:g} s in the probing process, which was killed")
+        raise ProbeKilled(f"{name} hung for {timeout_s:g} s in the probing process, which was killed")
+    elif code == -_KILLED:
+        raise ProbeKilled(f"the process that probed {name} was killed, perhaps for lack of memory{said}")
     elif -code in _CRASHES:
         raise ProbeCrashed(f"{name} crashed the probing process with {signal.Signals(-code).name}{said}")
     else:
@@ -270,17 +275,6 @@ def driver_versions() -> Mapping[str, str]:
     return versions
 
 
-def _located(library: Path | None) -> Path | None:
-    """The library's file; for a bare name, where the system's loader most likely finds it."""
-    if library is None:
-        return None
-    if library.name != str(library):
-        return library.resolve() if library.is_file() else None
-    folders = [*filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")), *_SYSTEM_FOLDERS]
-    found = (Path(folder) / library for folder in folders)
-    return next((path.resolve() for path in found if path.is_file()), None)
-
-
 def _read(results: Path) -> dict[str, str]:
     """The stored outcomes: reason by key, empty for success. An unreadable file counts as empty."""
     try:
@@ -317,6 +311,8 @@ def main() -> None:
         signal.alarm(int(request["timeout_s"]) + 1)  # ends this process even while a library holds the GIL
     if resource is not None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(OSError):  # out of memory, Linux kills this process rather than the agent
+        Path("/proc/self/oom_score_adj").write_text("1000")
     answer = os.dup(1)
     os.dup2(2, 1)  # libraries print to standard output
     reason = _open_and_run(request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,6 +19,8 @@ XNNPACK = "xnnpack"
 
 MAX_DEFAULT_THREADS = 4
 MAX_BATCH = 65536
+_SYSTEM_FOLDERS = ("/usr/local/lib", "/lib", "/usr/lib", f"/lib/{platform.machine()}-linux-gnu",
+                   f"/usr/lib/{platform.machine()}-linux-gnu")  # fmt: skip
 
 
 def _library(value: object, info: ValidationInfo) -> Path:
@@ -111,3 +114,14 @@ def usable_cores() -> int:
     """Cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)  # absent on macOS and Windows
     return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def located(library: Path | None) -> Path | None:
+    """The library's file; for a bare name, where the system's loader most likely finds it."""
+    if library is None:
+        return None
+    if library.name != str(library):
+        return library.resolve() if library.is_file() else None
+    folders = [*filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")), *_SYSTEM_FOLDERS]
+    found = (Path(folder) / library for folder in folders)
+    return next((path.resolve() for path in found if path.is_file()), None)

@@ -15,7 +15,7 @@ from typing import Any
 
 from upwell.edge.runtimes.onnxruntime_import import onnxruntime, openvino_devices
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
-from upwell.edge.runtimes.runtime_options import AcceleratorOptions
+from upwell.edge.runtimes.runtime_options import AcceleratorOptions, located
 
 CPU = "CPUExecutionProvider"
 QNN = "QNNExecutionProvider"
@@ -63,6 +63,8 @@ def find_provider(wanted: AcceleratorOptions) -> Provider:
             f"onnxruntime {onnxruntime.__version__} has no {name} and does not support plugin providers"
         )
     library = wanted.library or _registered.get(name) or _packaged_library(name)
+    if library.name == str(library):  # a bare name, of which the cache needs the file
+        library = located(library) or library
     _register(name, library)
     _refuse_pretenders(name, options)
     kind = options.pop(_DEVICE_OPTION) if options.get(_DEVICE_OPTION) in _KINDS else ""
