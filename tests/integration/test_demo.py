@@ -206,7 +206,7 @@ def test_missing_extra_is_named_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("foreign", ["agent.yaml", "edge/digits/model.onnx", "plot.png"])
+@pytest.mark.parametrize("foreign", ["agent.yaml", "edge/digits/model.onnx", "plot.png", "events.jsonl.1"])
 def test_file_of_somebody_else_is_never_written_over(in_process: InProcess, tmp_path: Path, foreign: str) -> None:
     path = tmp_path / foreign
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -148,7 +148,7 @@ def test_mistakes_are_one_clear_error(
     assert sorted(os.listdir()) == before
 
 
-@pytest.mark.parametrize("suffix", sorted(FORMATS))
+@pytest.mark.parametrize("suffix", [*sorted(FORMATS), ".PT"])
 def test_other_formats_are_refused_with_what_converts_them(init: Init, tmp_path: Path, suffix: str) -> None:
     model = tmp_path / f"model{suffix}"
     model.write_bytes(b"x")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from tests.in_process import InProcess
 from tests.integration.test_model_init_exporters import answered, averaging, init, picture, refused, ultralytics
@@ -92,3 +94,18 @@ def test_damaged_tflite_metadata_is_no_metadata(tmp_path: Path, in_process: InPr
     (tmp_path / "model.tflite").write_bytes(data)
     init(in_process, tmp_path / "model.tflite")
     assert answered(tmp_path / "model.tflite")[2] == ()
+
+
+@pytest.mark.parametrize(("block", "code"), [(b"Exif\0\0garbage!!", 0), (None, 2)])
+def test_a_picture_is_tried_as_the_agent_reads_it(
+    tmp_path: Path, in_process: InProcess, block: bytes | None, code: int
+) -> None:
+    model = averaging(tmp_path / "m.onnx", metadata=ultralytics("classify", 8), name="output0")
+    data = io.BytesIO()
+    Image.new("RGB", (9, 9)).save(data, "BMP" if block is None else "JPEG")
+    sample = tmp_path / "sample.jpg"
+    marker = b"" if block is None else b"\xff\xe1" + (len(block) + 2).to_bytes(2, "big") + block
+    sample.write_bytes(data.getvalue()[:2] + marker + data.getvalue()[2:])
+    ended = in_process("model", "init", model, "--try", sample)
+    assert ended.code == code, ended.err
+    assert ("sample.jpg" in ended.err) is (code == 2)

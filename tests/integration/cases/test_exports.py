@@ -256,6 +256,8 @@ BROKEN = {
     "coco": {
         "{{": "not JSON",
         "[]": "this is not COCO",
+        "{{" + IMAGE + ', "categories": [{{"id": 1, "name": "normal"}}], "annotations": [{{"image_id": 1, '
+        '"category_id": 1, "bbox": [1, 1, 1, 1' + "0" * 400 + "]}}]}}": "this is not COCO",
         "{{" + IMAGE + ', "categories": [{{"id": 1, "name": '
         '"normal"}}], "annotations": [{{"image_id": 1, "category_id": 1, "bbox": [5, 5, 9, 1]}}]}}': "is not within",
         "{{" + IMAGE + ', "categories": [{{"id": 1, "name": '
@@ -264,6 +266,10 @@ BROKEN = {
     "label-studio": {
         "{{}}": "expected a list of tasks",
         "[1]": "this is not a Label Studio task",
+        '[{{"data": {{"case": "{id}"}}, "annotations": [{{"result": [{{"type": "number", "value": '
+        '{{"number": "three"}}}}]}}]}}]': "this is not a Label Studio task",
+        '[{{"data": {{"case": "{id}"}}, "annotations": [{{"result": [{{"type": "number", "value": '
+        '{{"number": 1' + "0" * 400 + "}}}}]}}]}}]": "this is not a Label Studio task",
         "[" * 10: "not JSON",
     },
 }

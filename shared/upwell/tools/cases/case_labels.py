@@ -160,7 +160,7 @@ def _studio(path: Path, data: bytes) -> Found:
             done = [one for one in task.get("annotations") or () if not one.get("was_cancelled")]
             if done:
                 yield f"{key}.annotations", None, id, _of_regions(done[-1]["result"])
-        except (KeyError, TypeError, AttributeError, IndexError) as error:
+        except (KeyError, TypeError, AttributeError, IndexError, ValueError, OverflowError) as error:
             yield key, None, "", f"this is not a Label Studio task: {type(error).__name__} {error}"
 
 
@@ -230,7 +230,7 @@ def _coco(path: Path, data: bytes) -> Found:
             id = str(image.get("case") or PurePosixPath(str(image["file_name"])).stem)
             label = wrong.get(image["id"]) or Label(boxes=tuple(boxes[image["id"]]))
             yield f"images[{number}]", None, id, label
-    except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise ConfigError.at(
             path, f"this is not COCO: {type(error).__name__} {error}; expected {_EXPECTED['coco']}"
         ) from None

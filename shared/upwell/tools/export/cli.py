@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from upwell.shared.errors import EXIT_FAILED, ConfigError, ExtraMissing
-from upwell.shared.files import sync_folder, sync_tree, write_named
+from upwell.shared.files import parse_json, sync_folder, sync_tree, write_named
 from upwell.tools.terminal import AsJson, plain, stdout_console
 
 if TYPE_CHECKING:
@@ -132,8 +132,8 @@ def export_jax(
 
 def _keywords(text: str) -> dict[str, Any]:
     try:
-        keywords = json.loads(text)
-    except json.JSONDecodeError as error:
+        keywords = parse_json(text)
+    except ValueError as error:
         raise ConfigError.at(None, f"not JSON: {error}", "--arguments") from None
     if not isinstance(keywords, dict):
         raise ConfigError.at(None, 'expected a JSON object, such as {"classes": 10}', "--arguments")

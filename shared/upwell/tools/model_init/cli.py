@@ -86,8 +86,8 @@ def model_file(path: Path) -> Path:
 
     Raises `ConfigError` for other formats, with the command that converts them.
     """
-    if path.suffix in FORMATS:
-        raise ConfigError.at(path, f"this is {FORMATS[path.suffix].format(name=path.name)}")
+    if (suffix := path.suffix.lower()) in FORMATS:
+        raise ConfigError.at(path, f"this is {FORMATS[suffix].format(name=path.name)}")
     if not path.is_dir():
         return path
     if (path / "saved_model.pb").is_file():
@@ -98,10 +98,9 @@ def model_file(path: Path) -> Path:
     )
     if len(found) == 1 or (found and found[0].name.startswith("model.")):
         return found[0]
-    others = sorted({one.suffix for one in path.iterdir()} & FORMATS.keys()) if not found else []
+    others = sorted(one for one in path.iterdir() if one.suffix.lower() in FORMATS) if not found else []
     if others:
-        one = next(file for file in sorted(path.iterdir()) if file.suffix == others[0])
-        raise ConfigError.at(one, f"this is {FORMATS[others[0]].format(name=one.name)}")
+        model_file(others[0])
     several = f"; there are {', '.join(file.name for file in found)}" if found else ""
     raise ConfigError.at(path, f"expected an ONNX or TFLite file, or a folder with one{several}")
 

@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageOps
+from PIL import Image, ImageDraw
 
 from upwell.edge.models.plausible_outputs import implausible
 from upwell.edge.runtimes.base import Runtime
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.files import read_file, write_named
 from upwell.shared.signature.detections import CORNERS, FIELDS, KEYPOINT
 from upwell.shared.signature.model_yaml import load_description
+from upwell.shared.signature.picture_codec import decode
+from upwell.shared.signature.picture_headers import DEFAULT_MAX_PIXELS
 from upwell.shared.signature.postprocess import UNSEEN
 from upwell.shared.signature.processor import Processor
 from upwell.shared.signature.signature import LogicalOutput
@@ -75,10 +77,9 @@ def _try_picture(runtime: Runtime, processor: Processor, picture: Path) -> Trial
         raise ConfigError.at(picture, "this is not a regular file", "--try")
     data = read_file(picture, "a picture", MAX_PICTURE_BYTES)
     try:
-        with Image.open(io.BytesIO(data)) as opened:
-            shown = ImageOps.exif_transpose(opened.convert("RGB"))
-    except (OSError, ValueError, Image.DecompressionBombError):
-        raise ConfigError.at(picture, "this is not a readable picture", "--try") from None
+        shown = Image.fromarray(decode(data, "rgb", DEFAULT_MAX_PIXELS))
+    except InvalidRequest as error:
+        raise ConfigError.at(picture, str(error), "--try") from None
     answer = _answered(runtime, processor, data)
     boxes = next((one for one in processor.signature.outputs if one.kind == "detections"), None)
     if boxes is not None:
