@@ -18,6 +18,7 @@ import pytest
 
 from tests.faults.certificates import Authority
 from tests.integration.pipelines.sinks.brokers import (
+    WAIT_S,
     Subscriber,
     broker,
     free_port,
@@ -190,6 +191,7 @@ class StrictBroker:
         with suppress(OSError):
             while True:
                 with self._listening.accept()[0] as connection, suppress(OSError, EOFError):
+                    connection.settimeout(WAIT_S)
                     self._talk(connection)
 
     def _talk(self, connection: socket.socket) -> None:
