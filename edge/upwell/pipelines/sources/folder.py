@@ -23,6 +23,9 @@ from upwell.shared.signature import picture_codec
 _SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
 _MARK = ".done"
 
+_UNREADABLE = frozenset({errno.EACCES, errno.EPERM, errno.EIO})
+"""Errors of a file itself, which another try would not read either."""
+
 _SCAN_S = 1.0
 """How often the folder is scanned without change notifications, as on a network file system."""
 
@@ -170,11 +173,15 @@ class PictureFolder:
         self._sightings = {}
 
     def _frame(self, path: Path, signature: Signature) -> Frame | None:
-        """The frame of a file; None if the file is gone or changed, or if it is no picture and was moved away."""
+        """The frame of a file; None if the file is gone or changed, or if it cannot be read and was moved away."""
+        data: bytes | None = None
+        read: Signature | None = None
+        why = f"the file has more than {self._settings.max_bytes} bytes"
         try:
             data, read = _contents(path, self._settings.max_bytes)
-        except OSError:  # gone or unreadable: the next scan tells
-            data, read = None, None
+        except OSError as error:  # mostly gone: the next scan tells
+            if error.errno in _UNREADABLE:
+                read, why = signature, str(error.strerror)
         if read != signature:
             self._is_settled = False
             return None
@@ -183,7 +190,7 @@ class PictureFolder:
         self._given[path.name] = signature
         try:
             if data is None:
-                raise InvalidRequest(f"the file has more than {self._settings.max_bytes} bytes")
+                raise InvalidRequest(why)
             pixels = picture_codec.decode(data, "rgb", self._settings.max_pixels)
         except InvalidRequest as error:
             self._fail(path, str(error))

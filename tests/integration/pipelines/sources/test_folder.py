@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -78,6 +79,20 @@ def test_what_is_no_picture_or_too_large_goes_to_failed_and_is_counted(tmp_path:
     assert sorted(os.listdir(tmp_path / "failed")) == ["a.jpg", "c.png", "d.jpg", "e.png"]
     status = source.status
     assert (status.captured, status.given, status.undecodable) == (5, 1, 4)
+    source.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_a_file_that_the_disk_does_not_give_goes_to_failed_and_the_folder_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(tmp_path, "b.jpg", 7)
+    (tmp_path / "a.jpg").symlink_to("/proc/self/mem")  # a regular file, of which no first byte can be read
+    source = PictureFolder(FolderSettings(tmp_path, watch=False, settle_s=0.01))
+    assert [number_of(frame.pixels) for frame in rest_of(source)] == [7]
+    assert os.listdir(tmp_path / "failed") == ["a.jpg"]
+    assert (source.status.given, source.status.undecodable) == (1, 1)
+    assert "a.jpg cannot be read: Input/output error" in caplog.text
     source.close()
 
 
