@@ -87,7 +87,7 @@ class Source(Protocol):
         ...
 
     def done(self, frame: Frame) -> None:
-        """The frame is answered, or needs no answer: a folder moves or marks its file, other sources do nothing."""
+        """The frame is answered, or needs no answer: a folder may move its file, other sources do nothing."""
         ...
 
     @property
@@ -142,11 +142,9 @@ class VideoSettings:
 
 @dataclass(frozen=True)
 class CameraSettings:
-    """A Video4Linux camera. `width` and `height` request a size, 0 for the camera's own; `fps` also requests a rate."""
+    """A Video4Linux camera. `fps` also requests a rate."""
 
     device: str = "/dev/video0"
-    width: int = 0
-    height: int = 0
     fps: float = 0.0
     keep: Keep = "latest"
     decoder: str = ""
@@ -160,16 +158,14 @@ class FolderSettings:
 
     With `keep: all` no picture is left out; with `latest` only the last one of those that are there is read.
 
-    `answered` says what happens to a file once its frame is done: it is moved to `done_dir` (`<path>/done` by
-    default), an empty file `<name>.done` is created beside it, or it is left, and read again after a restart.
-    Unreadable files are moved to `<path>/failed`. With `watch` the source waits for new files; without it, it ends
-    with the last one. A file is read once its size and time have not changed for `settle_s`.
+    `answered` says what happens to a file once its frame is done: it is moved to `<path>/done`, or left, and read again
+    after a restart. Unreadable files are moved to `<path>/failed`. With `watch` the source waits for new files;
+    without it, it ends with the last one. A file is read once its size and time have not changed for `settle_s`.
     """
 
     path: Path
     watch: bool = True
-    answered: Literal["move", "mark", "leave"] = "move"
-    done_dir: Path | None = None
+    answered: Literal["move", "leave"] = "move"
     settle_s: float = 0.5
     max_pixels: int = DEFAULT_MAX_PIXELS
     max_bytes: int = 256 << 20

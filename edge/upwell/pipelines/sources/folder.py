@@ -21,7 +21,6 @@ from upwell.shared.errors import InvalidRequest
 from upwell.shared.signature import picture_codec
 
 _SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
-_MARK = ".done"
 
 _UNREADABLE = frozenset({errno.EACCES, errno.EPERM, errno.EIO})
 """Errors of a file itself, which another try would not read either."""
@@ -56,7 +55,6 @@ class PictureFolder:
 
     def __init__(self, settings: FolderSettings) -> None:
         self._settings = settings
-        self._done_dir = settings.done_dir or settings.path / "done"
         self._closed = threading.Event()
         self._status = SourceStatus(SourceState.CONNECTING, decoder="folder")
         self._ready: deque[tuple[Path, Signature]] = deque()
@@ -93,7 +91,7 @@ class PictureFolder:
         raise SourceEnded(f"{self._settings.path} has ended" + (f": {why}" if why else ""))
 
     def done(self, frame: Frame) -> None:
-        """Move, mark or leave the file of the frame, as configured; leave one that has taken its name by now.
+        """Move or leave the file of the frame, as configured; leave one that has taken its name by now.
 
         If the folder cannot be changed, that is only logged.
         """
@@ -102,12 +100,9 @@ class PictureFolder:
         try:
             if _signature(frame.path.stat()) != self._given.get(frame.path.name):
                 return  # a picture that is still to be read
-            if self._settings.answered == "mark":
-                frame.path.with_name(frame.path.name + _MARK).touch()
-            else:
-                _move(frame.path, self._done_dir)
+            _move(frame.path, self._settings.path / "done")
         except OSError as error:
-            _log.warning("%s was answered but cannot be marked as such: %s", frame.path, error.strerror)
+            _log.warning("%s was answered but cannot be moved: %s", frame.path, error.strerror)
 
     @property
     def status(self) -> SourceStatus:
@@ -146,7 +141,7 @@ class PictureFolder:
         for name in sorted(stats):
             status = stats[name]
             signature = _signature(status)
-            if not stat.S_ISREG(status.st_mode) or self._given.get(name) == signature or name + _MARK in found:
+            if not stat.S_ISREG(status.st_mode) or self._given.get(name) == signature:
                 continue
             sighting = self._sightings.get(name)
             if sighting is None or sighting.signature != signature:

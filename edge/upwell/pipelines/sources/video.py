@@ -432,8 +432,6 @@ def job_of(settings: VideoSettings | CameraSettings) -> DecoderJob:
 def _own_job(settings: VideoSettings | CameraSettings) -> DecoderJob:
     if isinstance(settings, CameraSettings):
         options = {"framerate": f"{settings.fps:g}"} if settings.fps else {}
-        if settings.width and settings.height:
-            options["video_size"] = f"{settings.width}x{settings.height}"
         return DecoderJob(
             settings.device, True, settings.keep == "all", settings.max_pixels, settings.fps, settings.decoder,
             "v4l2", options,

@@ -145,10 +145,9 @@ def test_a_folder_that_vanishes_during_the_scan_does_not_end_as_if_all_were_read
         source.next(5)
 
 
-@pytest.mark.parametrize("answered", ["mark", "leave"])
-def test_a_file_that_stays_is_given_once(tmp_path: Path, answered: str) -> None:
+def test_a_file_that_stays_is_given_once(tmp_path: Path) -> None:
     path = put(tmp_path, "a.jpg")
-    settings = FolderSettings(tmp_path, answered=answered, settle_s=0.01)  # type: ignore[arg-type]
+    settings = FolderSettings(tmp_path, answered="leave", settle_s=0.01)
     source = PictureFolder(settings)
     frame = source.next(5)
     assert frame is not None
@@ -162,11 +161,11 @@ def test_a_file_that_stays_is_given_once(tmp_path: Path, answered: str) -> None:
     assert path.exists()
     again = PictureFolder(settings).next(0)
     assert again is not None
-    assert again.path == (tmp_path / "b.jpg" if answered == "mark" else path)  # b.jpg was not answered
+    assert again.path == path
 
 
 def test_a_name_that_was_answered_before_is_moved_beside_the_other(tmp_path: Path) -> None:
-    source = PictureFolder(FolderSettings(tmp_path, done_dir=tmp_path / "kept"))
+    source = PictureFolder(FolderSettings(tmp_path))
     for number in range(3):
         put(tmp_path, "a.jpg", number)
         frame = source.next(5)
@@ -174,7 +173,7 @@ def test_a_name_that_was_answered_before_is_moved_beside_the_other(tmp_path: Pat
         assert number_of(frame.pixels) == number
         source.done(frame)
     source.close()
-    assert sorted(os.listdir(tmp_path / "kept")) == ["a-1.jpg", "a-2.jpg", "a.jpg"]
+    assert sorted(os.listdir(tmp_path / "done")) == ["a-1.jpg", "a-2.jpg", "a.jpg"]
 
 
 def test_a_picture_that_took_the_name_of_the_answered_one_is_read_and_not_moved_unread(tmp_path: Path) -> None:

@@ -77,10 +77,10 @@ def test_a_stream_may_not_lead_to_a_local_file() -> None:
     assert "http" not in options["protocol_whitelist"].split(",")
 
 
-def test_a_camera_is_asked_for_size_and_rate() -> None:
-    job = job_of(CameraSettings("/dev/video2", width=640, height=480, fps=10))
+def test_a_camera_is_asked_for_its_rate() -> None:
+    job = job_of(CameraSettings("/dev/video2", fps=10))
     assert (job.address, job.format, job.is_live, job.keeps_all) == ("/dev/video2", "v4l2", True, False)
-    assert job.options == {"framerate": "10", "video_size": "640x480"}
+    assert job.options == {"framerate": "10"}
     assert job_of(CameraSettings()).options == {}
 
 
