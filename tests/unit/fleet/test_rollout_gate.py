@@ -206,6 +206,9 @@ def test_a_device_is_offered_a_release_within_its_hours_alone() -> None:
     for at_s, action in simulated.offers:
         if isinstance(action, OfferRelease):
             assert RolloutWindow("22:00-06:00").is_open(at_s, members[action.device].zone)
+    assert {one.device for _, one in simulated.offers if isinstance(one, OfferRelease)} == set(members), (
+        "none is forced"
+    )
 
 
 @pytest.mark.parametrize("refused", ["", "release 5 is older than release 6, which is installed"])

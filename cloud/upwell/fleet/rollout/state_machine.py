@@ -338,14 +338,24 @@ def _is_gate_open(rollout: Rollout, now_unix_s: float) -> bool:
         return True
     if any(bound.evidence >= DOUBT for bound in _bounds_with_block(rollout, wave).values()):
         return False
+    patience_s = rollout.plan.gate.patience_s
+    if wave + 1 == len(rollout.plan.waves) and _wait_for_hours(rollout, now_unix_s - patience_s):
+        return False
     heard = _heard_of_offer(rollout)
     passed = sum(one.stage is Stage.PASSED for one in heard)
-    patience_s = rollout.plan.gate.patience_s
     is_waiting = any(
         one.stage in (Stage.OFFERED, Stage.STARTED) and now_unix_s - (one.taken_unix_s or now_unix_s) <= patience_s
         for one in heard
     )
     return passed > 0 and 2 * passed >= len(heard) and not is_waiting
+
+
+def _wait_for_hours(rollout: Rollout, since_unix_s: float) -> bool:
+    """Whether devices that have polled since then wait for their hours: once the roll-out is finished, all are offered
+    the release at once.
+    """
+    waiting = (one for one in rollout.members.values() if one.stage is Stage.WAITING)
+    return rollout.plan.window is not None and any((one.reported_unix_s or 0.0) >= since_unix_s for one in waiting)
 
 
 def _heard_of_offer(rollout: Rollout) -> list[Member]:
