@@ -125,3 +125,15 @@ def test_what_the_system_refuses_is_one_line(
     assert device_installer.main(["guard"]) == 1
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith("upwell-device: [Errno ")
+
+
+def test_what_a_trial_needs_to_know_is_on_the_disk_before_its_file_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power failure an empty file would end the trial of a version that never stays up."""
+    path, synced = tmp_path / "trial.json", []
+    monkeypatch.setattr(
+        device_installer.os, "fsync", lambda file: synced.append((os.fstat(file).st_size, path.exists()))
+    )
+    device_installer.write(path, "{}")
+    assert (synced, path.read_text()) == ([(2, False)], "{}")

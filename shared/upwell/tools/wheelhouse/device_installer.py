@@ -52,9 +52,12 @@ def run(*words: object, check: bool = True, quiet: bool = False) -> subprocess.C
 
 
 def write(path: Path, text: str, mode: int = 0o644) -> None:
-    """Write a file atomically."""
+    """Write a file atomically; its content is on the disk before its name is."""
     beside = path.with_name(path.name + ".new")
-    beside.write_text(text, encoding="utf-8")
+    with beside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     beside.chmod(mode)
     beside.replace(path)
 
