@@ -12,10 +12,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sqlalchemy import insert
 from typer.testing import CliRunner, Result
 
 from tests.fleet_service import Service, service, user
+from tests.integration.fleet.test_replicas import device_row
 from upwell.fleet.config import FleetConfig
+from upwell.fleet.storage.tables import DEVICES
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
@@ -200,6 +203,16 @@ def test_follow_bears_with_a_service_that_is_away_for_a_while(monkeypatch: pytes
     monkeypatch.setattr(rollouts_cli, "AWAY_S", -1.0)
     with pytest.raises(CallFailed):
         rollouts_cli._until_over(client, "r")
+
+
+def test_devices_that_report_as_many_labels_as_they_may_are_listed(tmp_path: Path) -> None:
+    with service(tmp_path) as fleet:
+        (tmp_path / "token").write_text(fleet.operator)
+        labels = {f"{number:<100}": "x" * 500 for number in range(64)}
+        rows = [{**device_row(number), "instance_uid": str(number), "reported_labels": labels} for number in range(150)]
+        with fleet.fleet.state.database.writing() as connection:
+            connection.execute(insert(DEVICES), rows)
+        assert len(json.loads(done(fleet, "devices", "--json"))["devices"]) == 150
 
 
 def test_an_unknown_device_and_a_service_that_is_not_there_are_failures(fleet: Service) -> None:

@@ -237,6 +237,7 @@ def test_the_online_key_must_not_be_an_offline_one(tmp_path: Path, in_process: I
         (("--like", "7"), "there is no release yet"),
         (("--bundle", "nothere.tar"), "nothere.tar: cannot be read"),
         (("--back-within", "1"), "--back-within: "),
+        (("--days", "1e9"), "expected a number of days that ends before the year 10000, got 1e+09"),
     ],
 )
 def test_wrong_use_is_one_sentence_and_leaves_nothing(

@@ -24,6 +24,8 @@ from upwell.tools.terminal import percent, plain
 
 BASE = "/api/v1"
 PAGE = 1000
+MAX_ANSWER_BYTES = 64 << 20
+"""Enough for a page of devices with as many labels as they may report, and for a roll-out of 100,000 devices."""
 _WIDE = 1000
 
 At: TypeAlias = Annotated[
@@ -62,7 +64,7 @@ class FleetClient:
         headers = {} if body is None else {"Content-Type": "application/json"}
         where = f"{BASE}{path}" + (f"?{asked}" if asked else "")
         try:
-            received = self._caller.call(method, where, headers=headers, body=data)
+            received = self._caller.call(method, where, headers=headers, body=data, max_bytes=MAX_ANSWER_BYTES)
         except RemoteError as error:
             raise CallFailed(f"{self._at}: {error}", is_away=True) from None
         if received.status == HTTPStatus.NO_CONTENT:

@@ -76,8 +76,11 @@ def signer_of(key: PrivateKey) -> CryptoSigner:
 
 
 def in_days(now_s: float, days: float) -> datetime.datetime:
-    """The time so many days after `now_s`, in UTC and whole seconds, as TUF writes expiry."""
-    return datetime.datetime.fromtimestamp(int(now_s + days * _DAY_S), datetime.timezone.utc)
+    """The time so many days after `now_s`, in UTC and whole seconds, as TUF writes expiry. Raises `ConfigError`."""
+    try:
+        return datetime.datetime.fromtimestamp(int(now_s + days * _DAY_S), datetime.timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        raise ConfigError.at(None, f"expected a number of days that ends before the year 10000, got {days:g}") from None
 
 
 class RepositoryEditor:
