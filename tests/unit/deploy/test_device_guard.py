@@ -132,8 +132,6 @@ def test_what_a_trial_needs_to_know_is_on_the_disk_before_its_file_has_its_name(
 ) -> None:
     """After a power failure an empty file would end the trial of a version that never stays up."""
     path, synced = tmp_path / "trial.json", []
-    monkeypatch.setattr(
-        device_installer.os, "fsync", lambda file: synced.append((os.fstat(file).st_size, path.exists()))
-    )
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append((os.fstat(file).st_size, path.exists())))
     device_installer.write(path, "{}")
     assert (synced, path.read_text()) == ([(2, False)], "{}")
