@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.unit.models_for_tests import identity
+from upwell.cloud.batching.device_scheduler import device_for
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.base import Engine, ModelSettings
 from upwell.cloud.engines.batch_checks_and_buckets import buckets_for
@@ -178,3 +179,23 @@ def test_labels_come_from_the_repository_alone(tmp_path: Path, caplog: pytest.Lo
     (root / "m" / "labels.txt").write_text("no\nyes\n")
     description.write_text(LABELLED.replace("LABELS", str(root / "m" / "labels.txt")))
     assert isinstance(load_model(found, config), CloudModel)
+
+
+@pytest.mark.parametrize(
+    ("model", "device"),
+    [
+        ({"providers": ["cuda"]}, "cuda:0"),
+        ({"providers": ["TensorrtExecutionProvider", "cuda"]}, "cuda:0"),
+        ({"providers": ["cuda"], "device": "cuda:1"}, "cuda:1"),
+        ({"providers": ["openvino"]}, None),
+        ({}, None),
+    ],
+)
+def test_models_take_turns_on_the_device_of_their_providers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: dict[str, object], device: str | None
+) -> None:
+    shared = {name: device_for(name) for name in ("cuda:0", "cuda:1")}
+    served = load(tmp_path, monkeypatch, lambda _: FakeEngine(), **model)
+    assert isinstance(served, CloudModel)
+    found = [name for name, one in shared.items() if one is served.batcher._device]
+    assert found == ([] if device is None else [device])

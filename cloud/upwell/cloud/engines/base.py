@@ -19,6 +19,9 @@ Precision: TypeAlias = Literal["fp32", "fp16", "bf16"]
 """The precision in which a torch network computes."""
 
 
+_ON_CUDA = frozenset({"cuda", "migraphx", "tensorrt"})
+
+
 @dataclass(frozen=True)
 class ModelSettings:
     """The settings for running one model; the keys of `cloud.yaml` with defaults filled in."""
@@ -41,8 +44,16 @@ class ModelSettings:
     @property
     def is_on_cpu(self) -> bool:
         """Whether nothing but the CPU is asked for."""
-        names = {one.lower().removesuffix("executionprovider") for one in self.providers}
-        return self.device == "cpu" and names <= {"cpu"}
+        return self.device == "cpu" and self._provider_names <= {"cpu"}
+
+    @property
+    def shared_device(self) -> str:
+        """The device on which it takes turns with other models: that of its providers, if they say it."""
+        return "cuda" if self.device == "cpu" and self._provider_names & _ON_CUDA else self.device
+
+    @property
+    def _provider_names(self) -> frozenset[str]:
+        return frozenset(one.lower().removesuffix("executionprovider") for one in self.providers)
 
 
 StoppableRun: TypeAlias = tuple[Callable[[Mapping[str, Array]], dict[str, Array]], Callable[[], None]]
