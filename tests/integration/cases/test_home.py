@@ -199,3 +199,14 @@ def test_a_file_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path, cap
     assert "forgotten: 1 cases" in done.output
     assert f"{odd} is kept" in done.output
     assert [path.name[0] for path in home(tmp_path)] == ["1", "2"]
+
+
+def test_a_case_that_a_renamed_device_sent_again_is_erased_in_both_folders(tmp_path: Path) -> None:
+    signature = CaseSignature(has_rows=False, inputs=(), outputs=())
+    facts = CaseFacts(id="0" * 32, model="m", created_unix_s=1.0, why=("hard",), signature=signature)
+    for name in ("before", "after"):
+        (tmp_path / name).mkdir()
+        sent = pack(CollectedCase(facts, b"request", b"edge", b""), None)
+        (tmp_path / name / f"{facts.id}.case").write_bytes(sent)
+    assert run("cases", "purge", str(tmp_path), "--all", "--yes", "--json")["cases"] == 1
+    assert not home(tmp_path)

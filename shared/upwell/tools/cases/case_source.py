@@ -254,19 +254,22 @@ class CaseFolder:
             raise CaseLost(f"case {id} cannot be read: {error}") from None
 
     def erase(self, ids: Sequence[str]) -> int:
-        """Overwrite and delete these files."""
-        files, gone = self._files(), 0
-        for id in set(ids) & files.keys():
-            with ConfigError.on_os_error(files[id], "cannot be erased"):
-                with files[id].open("r+b") as file:
-                    file.write(b"\0" * files[id].stat().st_size)
+        """Overwrite and delete these files, in every folder: a device with a new name may have sent a case again."""
+        wanted = set(ids)
+        doomed = [path for path in self._paths() if path.stem in wanted]
+        for path in doomed:
+            with ConfigError.on_os_error(path, "cannot be erased"):
+                with path.open("r+b") as file:
+                    file.write(b"\0" * path.stat().st_size)
                     os.fsync(file.fileno())
-                files[id].unlink()
-            gone += 1
-        return gone
+                path.unlink()
+        return len({path.stem for path in doomed})
 
     def _files(self) -> dict[str, Path]:
-        return {path.stem: path for path in sorted(self.path.rglob(f"*{CASE_SUFFIX}")) if path.is_file()}
+        return {path.stem: path for path in self._paths()}
+
+    def _paths(self) -> list[Path]:
+        return [path for path in sorted(self.path.rglob(f"*{CASE_SUFFIX}")) if path.is_file()]
 
     def _unpacked(self, path: Path) -> CollectedCase:
         key_file = os.environ.get(KEY_VARIABLE)
