@@ -7,6 +7,7 @@ cloud extra has a working command line.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -102,6 +103,12 @@ def main() -> None:
         sys.exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)
     except KeyboardInterrupt:
         sys.exit(130)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        place = error.filename or "the disk of the output or of temporary files (TMPDIR)"
+        print_error(f"error: {place}: {error.strerror}; make room, and run it again")
+        sys.exit(EXIT_FAILED)
 
 
 def _words_to_complete() -> list[str] | None:

@@ -178,3 +178,14 @@ def test_the_configuration_in_force_is_printed_and_nothing_is_run(upwell: InProc
     assert found["models"]["m"]["edge"]["file"] == str(tmp_path / "missing.onnx")
     assert f"file: {tmp_path}/missing.onnx" in written.out
     assert upwell("agent", "-c", path, "--json").err.strip() == "error: --json needs --print-config"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_one_clear_line() -> None:
+    script = "import sys; from upwell.tools.cli import main; sys.argv[1:] = ['--version']; main()"
+    with Path("/dev/full").open("wb") as full:
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "No space left on device; make room" in done.stderr
