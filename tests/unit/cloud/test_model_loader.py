@@ -16,9 +16,11 @@ from upwell.cloud.engines.base import Engine, ModelSettings
 from upwell.cloud.engines.batch_checks_and_buckets import buckets_for
 from upwell.cloud.engines.fake import FakeEngine
 from upwell.cloud.service import model_loader
+from upwell.cloud.service.cloud_service import CloudIntrospection, CloudService
 from upwell.cloud.service.model_loader import BrokenModel, CloudModel, find_models, load_model
 from upwell.shared.errors import ModelFailed
 from upwell.shared.oip.dataplane import Call
+from upwell.shared.oip.model_statistics import StatisticsCounter
 from upwell.shared.tensors import Array
 
 
@@ -199,3 +201,5 @@ def test_models_take_turns_on_the_device_of_their_providers(
     assert isinstance(served, CloudModel)
     found = [name for name, one in shared.items() if one is served.batcher._device]
     assert found == ([] if device is None else [device])
+    told = CloudIntrospection(CloudService([served]), StatisticsCounter(), None).config("m")
+    assert told.placement == ("KIND_CPU" if device is None else "KIND_GPU")

@@ -267,7 +267,7 @@ class CloudIntrospection:
         """See `Introspection.config`."""
         found = self._service.find(model, version)
         metadata, settings = self._service.metadata(model, version), found.settings
-        kind: Placement = "KIND_CPU" if settings.device == "cpu" else "KIND_GPU"
+        kind: Placement = "KIND_CPU" if settings.shared_device == "cpu" else "KIND_GPU"
         return ModelConfig(
             model, metadata.versions, found.platform, settings.engine, metadata.inputs, metadata.outputs,
             settings.instances, kind, settings.max_batch, settings.buckets,
