@@ -65,6 +65,28 @@ def test_health_answers_and_metrics_agree(edge: EdgeModel, state: str, accelerat
     assert (f'upwell_model_nodes{{accelerator="{accelerator}",model="model"}}') in text
 
 
+ON_NPU = """
+defaults: {hard: {cloud_share: 20%}}
+calibrations: [{model: model, measure: margin, below: 0.1, cloud_share: 20%, edge_runtime: fake+npu}]
+"""
+
+
+def test_a_model_that_lost_its_accelerator_has_its_calibration_and_its_run_times_no_more() -> None:
+    """Those of the CPU are others."""
+    edge = on(TAKEN)
+    with scene(ON_NPU, edge=edge) as stage:
+        stage.infer(rows_of(SURE))
+        stage.agent._follow_runtimes()
+        assert (stage.agent.router.misfit(MODEL), list(stage.agent.router.state.edge)) == ("", [MODEL])
+        lost(edge)
+        stage.agent._follow_runtimes()
+        assert "edge_runtime fake+npu, not fake" in stage.agent.router.misfit(MODEL)
+        assert not stage.agent.router.state.edge
+        stage.infer(rows_of(SURE))
+        stage.agent._follow_runtimes()
+        assert list(stage.agent.router.state.edge) == [MODEL]
+
+
 def test_a_model_without_an_edge_side_has_no_such_health() -> None:
     assert health_of([ServedModel(MODEL, None, "cloud")], lambda _: "") == []
 

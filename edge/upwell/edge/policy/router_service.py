@@ -295,6 +295,10 @@ class RouterService:
         """The digest of the cloud model; empty while unknown."""
         return self._model_pairs.get(model, ModelPair()).cloud_digest
 
+    def edge_runtime(self, model: str) -> str:
+        """Where the device is known to run the model, such as `onnx+qnn`."""
+        return self._model_pairs.get(model, ModelPair()).edge_runtime
+
     def keeps(self, model: str) -> bool:
         """Whether all or some requests of a model may have to stay on the device because of an `egress` rule."""
         rules = (rule.match.model for rule in self._policy.rules if rule.egress is not None)

@@ -157,6 +157,7 @@ class AgentCore(Closing):
     def _jobs(self, folder: Path | None) -> list[Callable[[], None]]:
         """What is done again and again, in this order."""
         jobs: list[Callable[[], None]] = [] if self._policy_file is None else [self._policy_file.poll]
+        jobs.append(self._follow_runtimes)
         jobs += [uplink.heed_policy for uplink in self.uplinks.values()]  # after the policy, so in the same round
         if folder is not None:
             # Before anything is sent, so that cases found in the spool after a restart are not charged twice.
@@ -408,6 +409,18 @@ class AgentCore(Closing):
             for name, edge in edges.items():
                 if edge is not None:
                     self.drift.serves(name, edge)
+
+    def _follow_runtimes(self) -> None:
+        """Tell the router of models that lost their accelerator: another calibration fits, or none, and runs take
+        another time."""
+        with self._switching:
+            moved = [
+                ModelChange(one.name, one.model_pair, one.edge.source.calibrations)
+                for one in self._models.values()
+                if one.edge is not None and one.model_pair.edge_runtime != self.router.edge_runtime(one.name)
+            ]
+            if moved:
+                self.router.replace_models(moved)
 
     def health(self) -> Sequence[ModelHealth]:
         """The health of each model on the device: where it runs, the evidence, and why it is not where it should be."""
