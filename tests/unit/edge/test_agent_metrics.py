@@ -6,16 +6,32 @@ import math
 import urllib.request
 from collections.abc import Mapping
 from importlib.metadata import version
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.unit.edge.agents import MODEL, SURE, UNSURE, Scene, rows_of, scene
+from tests.unit.edge.agents import (
+    CLOUD_MODEL,
+    MAX_MESSAGE_BYTES,
+    MODEL,
+    SURE,
+    UNSURE,
+    Scene,
+    edge_model,
+    policy,
+    rows_of,
+    scene,
+)
+from upwell.edge.models.edge_model import ServedModel
 from upwell.edge.observe.agent_metrics import AgentMetrics
 from upwell.edge.observe.request_counts import AT_ONCE, AnswerTally
 from upwell.edge.server.agent_assembly import serve_metrics
+from upwell.edge.server.agent_core import AgentCore
+from upwell.edge.uplink.uplink import UplinkSettings
+from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelNotFound, Refused
 from upwell.shared.routing.decide.router_state import CloudAnswered, CloudCallFailed, RouterState
 from upwell.shared.routing.reasons import Reason, Route
@@ -187,3 +203,11 @@ def test_two_agents_live_in_one_process() -> None:
     with scene() as one, scene() as other:
         one.infer(rows_of(SURE))
         assert not any(name == "upwell_requests_total" for name, _ in samples(other))
+
+
+def test_a_message_that_finds_no_connection_is_not_counted_as_sent(tmp_path: Path) -> None:
+    nobody = UplinkSettings(f"unix:{tmp_path / 'nobody.sock'}", ClientSecurity(), MAX_MESSAGE_BYTES)
+    up = policy("rules: [{name: up, match: {}, route: cloud}]")
+    with AgentCore([ServedModel(MODEL, edge_model(), CLOUD_MODEL)], nobody, up) as agent:
+        assert agent.infer(MODEL, rows_of(SURE)).reason is Reason.CLOUD_UNAVAILABLE
+        assert agent.metrics.totals()["uplink_bytes"] == 0

@@ -292,7 +292,6 @@ class RequestDriver:
             )
         except EgressForbidden as error:
             return CloudFailure(error.reason, str(error))
-        context.metrics.sent(attempt.whole or attempt.model, call.sent_bytes)
         self._calls = {**self._calls, action.call: _Call(call, action.attempt, place)}
         call.on_end(partial(self._news.put, False))
         return MessageSent(call.sent_bytes, call.frees_link)
@@ -338,11 +337,12 @@ class RequestDriver:
         call = self._calls[name]
         if not call.has_ended:  # one that was told as late is given up with those beside it
             call.has_ended = True
-            error = ""
+            error, is_sent = "", True
             if isinstance(outcome, CloudFailure):
                 error = str(outcome.reason)
+                is_sent = not outcome.is_unsent
                 _log.debug("cloud: model=%s id=%s %s: %s", self._model.name, self._id, outcome.reason, outcome.detail)
-            self._trace(call, error)
+            self._tell_end(call, error, is_sent=is_sent)
         has_others = self._context.uplinks[self._flow.attempts[call.attempt].decision.interface].has_others
         return CallEnded(name, outcome, call.call.ended_s, call.call.elapsed_s, is_blameless, has_others)
 
@@ -354,7 +354,7 @@ class RequestDriver:
         call.call.cancel()
         if not call.has_ended:
             call.has_ended = True
-            self._trace(call, "cancelled")
+            self._tell_end(call, "cancelled")
 
     def _reserve(self, action: Reserve) -> float:
         edge = self._model.edge
@@ -374,10 +374,11 @@ class RequestDriver:
             return inputs
         return entry_model.signature.select_rows(inputs, rows)
 
-    def _trace(self, call: _Call, error: str) -> None:
-        trace, attempt = self._context.trace, self._flow.attempts[call.attempt]
+    def _tell_end(self, call: _Call, error: str, *, is_sent: bool = True) -> None:
+        trace, attempt, sent_bytes = self._context.trace, self._flow.attempts[call.attempt], call.call.sent_bytes
+        if is_sent:
+            self._context.metrics.sent(attempt.whole or attempt.model, sent_bytes)
         if trace is not None and call.place is not None:
-            sent_bytes = call.call.sent_bytes
             facts = {"upwell.rows": len(attempt.rows), "upwell.sent_bytes": sent_bytes, "upwell.hedged": attempt.hedged}
             ended_s = call.call.ended_s
             trace.called(UPLINK, call.place, ended_s - call.call.elapsed_s, ended_s, facts, error)
