@@ -106,6 +106,17 @@ def trained(document: Any) -> None:
 WEIGHTS = "model_weights_config.json"
 
 
+def test_the_step_of_a_dimension_of_one_counts_for_nothing(tmp_path: Path) -> None:
+    def far(document: Any) -> None:
+        meta = document["config"]["first.weight"]["tensor_meta"]
+        assert meta["sizes"][1]["as_int"] == 1
+        meta["strides"][1]["as_int"] = 1 << 80
+
+    path = rewritten(BRANCHES, tmp_path / "far.pt2", far, WEIGHTS)
+    graph = read_graph(BRANCHES)
+    assert TorchModelFile.read(path).whole(graph).files == TorchModelFile.read(BRANCHES).whole(graph).files
+
+
 @pytest.mark.parametrize(
     ("change", "member", "said"),
     [
@@ -119,6 +130,7 @@ WEIGHTS = "model_weights_config.json"
         (trained, "", "in training"),
         (lambda one: one["schema_version"].update(major=99), "", "version 99"),
         (lambda one: one.pop("graph_module"), "", "not as torch writes it"),
+        (lambda one: at(one, "tanh")["inputs"][0].update(arg={"as_ints": ["x"]}), "", "not as torch writes it"),
         (lambda one: one["graph_module"]["graph"]["nodes"].reverse(), "", "which nothing before it produces"),
         (pickled, WEIGHTS, "is pickled"),
         (too_large, WEIGHTS, "larger than its stored data"),

@@ -40,6 +40,7 @@ from upwell.shared.formats.torch_program import (
 
 _SCHEMA = 8
 _MOST_TEXT_BYTES = 64 << 20
+_LONGEST_REASON = 200
 _GRAPH = "models/model.json"
 _AGAIN = "save it again: torch.export.save(torch.export.export(module.eval(), ...), path), with torch 2.9 or later"
 _DATATYPES: Mapping[int, str] = {
@@ -90,8 +91,11 @@ class ProgramFile:
             }
             try:
                 return _Reading(document, configs, prefix, archive).file(path)
-            except (KeyError, TypeError, AttributeError, IndexError, StopIteration) as error:
-                raise BadProgram(f"its graph is not as torch writes it: {type(error).__name__} {error}") from None
+            except BadProgram:
+                raise
+            except (LookupError, TypeError, AttributeError, ArithmeticError, ValueError, StopIteration) as error:
+                why = " ".join(f"{type(error).__name__} {error}".split())[:_LONGEST_REASON]
+                raise BadProgram(f"its graph is not as torch writes it: {why}") from None
 
     def numbers(self, names: Sequence[str]) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
         """Datatype, shape and numbers in C order of these weights. Raises `BadProgram` and `OSError`."""
@@ -147,7 +151,7 @@ def _contiguous(data: bytes, one: StoredWeight) -> bytes:
     if needed > len(data):
         raise BadProgram(f"{one.member} has {len(data)} bytes; its weight needs {needed}")
     whole = np.frombuffer(data, f"u{size}", offset=one.offset * size)
-    steps = tuple(step * size for step in one.strides)
+    steps = tuple(step * size if dim > 1 else 0 for dim, step in zip(one.shape, one.strides, strict=True))
     return np.lib.stride_tricks.as_strided(whole, one.shape, steps).tobytes()
 
 
