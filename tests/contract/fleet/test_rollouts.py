@@ -315,6 +315,32 @@ def test_a_halted_release_is_not_what_the_next_rollout_gives_back(fleet: Service
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("problem", ["", "refused: release 3 is older than release 4, which is installed"])
+def test_a_device_that_took_the_release_by_itself_as_the_rollout_began_has_its_turn(
+    fleet: Service, problem: str
+) -> None:
+    devices = devices_of(fleet, 2)
+    rollout = started(fleet, waves=["1", "100%"])
+
+    def stages() -> dict[str, str]:
+        return {device["name"]: device["stage"] for device in fleet.get(f"/rollouts/{rollout}")["devices"]}
+
+    (name,) = [one["name"] for one in fleet.get(f"/rollouts/{rollout}")["devices"] if one["wave"] == 1]
+    one = next(device for device in devices if device.name == name)
+    one._change(NEW, starts=True)  # it has not heard of its assignment yet
+    one.problem = problem
+    one.poll(hears=False)
+    settle()
+    assert stages()[name] == "waiting"
+
+    def poll(device: Counting) -> None:  # with a problem it cannot go back
+        device.poll(hears=not problem or device is not one or stages()[name] != "waiting")
+
+    assert until(fleet, rollout, devices, poll)["phase"] == "finished"
+    assert (one.release, FORMER in one.wished) == (NEW, not problem)
+
+
+@pytest.mark.slow
 def test_devices_of_a_group_that_is_gone_keep_the_release_of_its_rollout(
     fleet: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -211,6 +211,23 @@ def test_a_device_is_offered_a_release_within_its_hours_alone() -> None:
     )
 
 
+@pytest.mark.parametrize("refused", ["", "release 5 is older than release 7, which is installed"])
+def test_a_device_that_took_the_release_before_it_heard_of_its_assignment_goes_back_and_has_its_turn(
+    refused: str,
+) -> None:
+    good = Counts(1000, 10)
+    members = {name: Member(wave, former=FORMER, before=good) for wave, name in enumerate("ab")}
+    rollout = begin(RolloutPlan("r", NEW, parse_waves(["1", "100%"])), members, (), 0.0)
+    rollout, actions = step(rollout, Reported("a", 1.0, NEW, Counts(50, 50), refused), 1.0)
+    assert rollout.members["a"].before == good, "what it served under it is not its past"
+    if not refused:  # else it cannot go back
+        assert actions == ()
+        rollout, actions = step(rollout, Reported("a", 2.0, FORMER, Counts(5)), 2.0)
+    assert actions == (OfferRelease("a", NEW),)
+    rollout, _ = step(rollout, Reported("a", 3.0, NEW, Counts(5)), 3.0)
+    assert rollout.members["a"].stage is Stage.STARTED
+
+
 @pytest.mark.parametrize("refused", ["", "release 5 is older than release 6, which is installed"])
 def test_a_release_that_was_taken_back_is_nobodys_way_back_and_no_past_to_compare_with(refused: str) -> None:
     good = Counts(1000, 10)

@@ -274,7 +274,8 @@ def _heard(rollout: Rollout, device: Stored, seen_unix_s: float | None, *, has_c
 def _refused(rollout: Rollout, device: Stored, member: Member) -> str:
     """Why the device keeps its release, if it says so and did not say so before the offer."""
     package = (device["packages"] or {}).get(RELEASE_PACKAGE, {})
-    if package.get("status") != "failed" or device["release"] == rollout.plan.release:
+    runs_it = device["release"] == rollout.plan.release and member.stage is not Stage.WAITING  # else it cannot go back
+    if package.get("status") != "failed" or runs_it:
         return ""
     is_waiting = member.stage in (Stage.WAITING, *ON_NEW)
     return (package.get("error") or "the device could not install the release") if is_waiting else ""

@@ -118,8 +118,10 @@ def _report(rollout: Rollout, event: Reported, now_unix_s: float) -> Step:
     heard = replace(member, reported_unix_s=event.at_unix_s)
     if member.stage is Stage.WAITING:
         heard = replace(heard, told_before=event.refused)
+        if event.release == rollout.plan.release != member.former:
+            heard = replace(heard, leaving=event.release)  # taken by itself, before it heard of its assignment
         noted = _note_former(rollout, event, heard)
-        if _is_leaving(member, event) and not event.refused:
+        if _is_leaving(heard, event) and not event.refused:
             return noted, ()  # it goes back first: a device can return to the release before its current one alone
         return _offered(noted, event.device, now_unix_s)
     if member.stage in (Stage.FAILED, Stage.RETURNED):
@@ -141,10 +143,10 @@ def _report(rollout: Rollout, event: Reported, now_unix_s: float) -> Step:
 
 def _note_former(rollout: Rollout, event: Reported, member: Member) -> Rollout:
     """Record the counts of a device without an offer: its own past, and the present of a control group."""
-    if event.release == rollout.plan.release:
+    if event.release == rollout.plan.release == member.former:
         member = replace(member, stage=Stage.LEFT, problem="the device has the release from elsewhere")
     elif _is_leaving(member, event):
-        pass  # that release was taken back from it: it is neither what to go back to nor what to compare with
+        pass  # that release is taken back from it: it is neither what to go back to nor what to compare with
     elif event.release not in (None, member.former):
         member = replace(member, former=event.release, before=event.delta, baseline=event.delta)
     else:
@@ -155,7 +157,7 @@ def _note_former(rollout: Rollout, event: Reported, member: Member) -> Rollout:
 
 
 def _is_leaving(member: Member, event: Reported) -> bool:
-    """Whether the device still runs a release that was taken back from it."""
+    """Whether the device still runs a release that its assignment takes back from it."""
     return event.release is not None and event.release == member.leaving
 
 
