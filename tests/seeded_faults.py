@@ -435,7 +435,7 @@ FAULTS: Sequence[Fault] = (
             "self.current > state.current",
         ),
         ("version_state.py", "bool(versions[1] or (kept and factory is not None))", "bool(versions[1])"),
-        ("version_store.py", "if not state.is_on_trial or state.trying:", "if not state.is_on_trial:"),
+        ("version_store.py", "if not state.is_on_trial or state.tries < given_up:", "if not state.is_on_trial:"),
         ("version_store.py", "            sync_tree(draft)\n", ""),
         ("version_store.py", "if renew and signature and signature !=", "if signature and signature !="),
         (

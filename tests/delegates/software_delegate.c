@@ -5,9 +5,10 @@
  *
  * Options: claim=all | comma-separated builtin operator codes; nodes=comma-separated node indices (claimed too);
  * fail_prepare=1; fail_after=N (invocations that succeed before every further one fails); crash=load | prepare |
- * invoke | exit (it takes the process down there, or at loading as if all were done); wrong=1 (it answers with garbage and no error); delay_us=N (each
- * invocation of a partition waits so long); meet=N:FILE (each writes a byte to the file and goes on when it has N, or
- * fails after ten seconds); static_only=1 (as delegates that take no tensors of varying size);
+ * invoke | exit (it takes the process down there, or at loading as if all were done); wrong=1 (it answers with garbage
+ * and no error); delay_us=N (each invocation of a partition waits so long); meet=N:FILE (each writes a byte to the
+ * file and goes on when it has N, or fails after ten seconds); static_only=1 (as delegates that take no tensors of
+ * varying size);
  * device=FILE (creation fails where there is no such file); report=FILE (one line per partition: the claimed nodes).
  *
  * The structs below repeat only the beginning of the runtime's, whose order is stable from TFLite 2.14 on. */

@@ -143,6 +143,8 @@ def test_who_chooses_may_send_a_device_back_by_one_release_while_that_is_allowed
         device.release.choose(first)
         device.comes_to("rolled_back", first)
         until(lambda: device.answers == 5, APPEARS_S)
+        device.release.choose(0)  # a second step back
+        device.comes_to("refused", first)
         device.release.choose(1)  # not the one before, and older
         assert "is older than release" in device.comes_to("refused", first)
 

@@ -57,7 +57,7 @@ class Collector:
         self.spans: list[Received] = []
         self.pushed: list[Pushed] = []
         self.redirect = ""
-        self.posts = 0
+        self.posts = self.connections = 0
         self.bodies = bytearray()
         self.status = 200
         self.is_stuck = False
@@ -121,6 +121,12 @@ def collecting() -> Iterator[Collector]:
 
 def _handler(collector: Collector) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"  # connections are kept
+
+        def setup(self) -> None:
+            collector.connections += 1
+            super().setup()
+
         def do_POST(self) -> None:
             assert self.path in ("/v1/traces", "/v1/metrics")
             assert self.headers["Content-Type"] == "application/x-protobuf"

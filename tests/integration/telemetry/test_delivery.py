@@ -27,6 +27,7 @@ def test_that_a_collector_refuses_is_said_once(caplog: pytest.LogCaptureFixture)
         tracer.delivery.close()
         assert tracer.delivery.became == {"failed": 2, "sent": 1}
         (span,) = collector.spans
+    assert collector.connections == 1, "kept, whatever it answers"
     assert (span.name, span.trace_id, span.parent_id) == ("request", CALLER.trace_id, CALLER.span_id)
     assert (span.service, span.attributes) == ("one", {"upwell.model": "m"})
     assert [record.message for record in caplog.records if record.levelno >= logging.INFO] == [

@@ -189,6 +189,8 @@ def test_labels_come_from_the_repository_alone(tmp_path: Path, caplog: pytest.Lo
         ({"providers": ["cuda"]}, "cuda:0"),
         ({"providers": ["TensorrtExecutionProvider", "cuda"]}, "cuda:0"),
         ({"providers": ["cuda"], "device": "cuda:1"}, "cuda:1"),
+        ({"providers": ["cuda"], "device": "auto"}, "cuda:0"),
+        ({"providers": ["cpu"], "device": "auto"}, None),
         ({"providers": ["openvino"]}, None),
         ({}, None),
     ],

@@ -15,12 +15,14 @@ import pytest
 
 from upwell.edge.fleet.device_facts import AgentView, DemandView, ReleaseCounts
 from upwell.edge.fleet.device_identity import FleetIdentity
-from upwell.edge.fleet.fleet_poller import LONGEST_PAUSE_S, pause_s
+from upwell.edge.fleet.fleet_config import FleetSection
+from upwell.edge.fleet.fleet_poller import LONGEST_PAUSE_S, FleetPoller, pause_s
 from upwell.edge.fleet.fleet_protocol import Conversation, KeptShares
 from upwell.edge.fleet.opamp_messages import ServiceMessage
 from upwell.fleet.config import AuthoritySection
 from upwell.fleet.enrolment.certificate_authority import open_authority, read_request
 from upwell.rpc.opamp.v1 import opamp_pb2
+from upwell.shared.oip.http.client.exchange import Received
 from upwell.shared.opamp import Wish, digest_of
 
 
@@ -81,6 +83,23 @@ def test_a_device_whose_clock_is_years_ahead_does_not_renew_its_certificate_with
     with contextlib.nullcontext() if is_stored else pytest.raises(OSError, match="director"):
         again.take(issued.pem)
     assert not again.wants_certificate(years_ahead)
+
+
+def test_a_refused_token_says_nothing_about_the_certificate(tmp_path: Path) -> None:
+    files = AuthoritySection.model_validate({"cert": tmp_path / "ca.pem", "key": tmp_path / "ca.key"})
+    now, identity = time.time(), FleetIdentity(tmp_path / "fleet")
+    identity.take(open_authority(files, now).sign_device(read_request(identity.request()), "d", now, 86400.0).pem)
+    (tmp_path / "token").write_text("upwe_used")
+    section = FleetSection.model_validate({"endpoint": "https://127.0.0.1:1", "enrol_token_file": tmp_path / "token"})
+    poller, refused = FleetPoller(section, _view(), tmp_path / "fleet"), Received(401, 0, "", b"")
+    try:
+        for has_shown_token in (True, False):
+            assert (tmp_path / "fleet/cert.pem").exists()
+            for _ in range(5):
+                poller._refusal(refused, has_shown_token=has_shown_token)
+        assert not (tmp_path / "fleet/cert.pem").exists(), "the service knows it no longer"
+    finally:
+        poller.close()
 
 
 def _view() -> AgentView:

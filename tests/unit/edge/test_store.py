@@ -497,13 +497,24 @@ def test_starts_while_an_offer_is_tried_do_not_count_against_the_version_on_tria
     for version in (1, 2):
         installed(store, version)
     ended = []
-    for _ in range(3):
+    for _ in range(2):
         ended.append(store.trying("the next offer"))
         ended[-1].__enter__()  # the agent ends within
         store = VersionStore(tmp_path, "digits", NO_TRUST)
         tries = store.state.tries
         store.begin()
         assert (store.state.current, store.state.tries) == (2, tries)
+    ended.append(store.trying("the next offer"))
+    ended[-1].__enter__()
+    for _ in range(3):  # it is not tried again, so these ends are the fault of the version on trial
+        store = VersionStore(tmp_path, "digits", NO_TRUST)
+        store.begin()
+        assert store.state.current == 2
+        with pytest.raises(BundleRefused, match="exited 3 times while trying it"), store.trying("the next offer"):
+            pass
+    store = VersionStore(tmp_path, "digits", NO_TRUST)
+    store.begin()
+    assert store.state.current == 1
 
 
 def test_what_is_tried_meanwhile_hides_no_start_of_a_version_that_keeps_ending_the_agent(tmp_path: Path) -> None:

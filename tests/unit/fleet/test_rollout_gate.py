@@ -193,8 +193,10 @@ def test_a_wave_that_cannot_pass_any_more_halts_instead_of_standing_still() -> N
     assert rollout.halted_by == "1 of 1 devices of wave 2 failed, but half must pass"
 
 
-def test_a_device_is_offered_a_release_within_its_hours_alone() -> None:
+@pytest.mark.parametrize("waves", [("1", "20%", "100%"), ("6", "100%")])
+def test_a_device_is_offered_a_release_within_its_hours_alone(waves: tuple[str, ...]) -> None:
     simulated = fleet(4, HEALTHY, devices=6)
+    simulated.waves = waves
     simulated.window = RolloutWindow("22:00-06:00")
     rollout = simulated.begin()
     members = {

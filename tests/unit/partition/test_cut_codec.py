@@ -162,6 +162,7 @@ def test_weights_beside_a_half_stay(tmp_path: Path) -> None:
             {"a": (0.0, 1.0), "b": (0.0, 1.0)},
             "int8 at the cut needs opset 10 or later, but the model has opset 9",
         ),
+        ("fp16", 17, {"b": (float("nan"), float("nan"))}, "values of 'b' exceed 65504, .* or are NaN"),
         ("fp16", 17, {"b": (-70_000.0, 1.0)}, "values of 'b' exceed 65504, the largest FP16 number"),
     ],
 )

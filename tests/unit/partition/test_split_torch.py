@@ -26,6 +26,16 @@ from upwell.shared.partition.split.split_model import split_model
 from upwell.shared.partition.torch_graph import TorchModelFile
 
 
+def test_bytes_behind_a_weight_count_for_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "long.pt2"
+    with zipfile.ZipFile(BRANCHES) as old, zipfile.ZipFile(path, "w") as new:
+        for info in old.infolist():
+            is_weight = "/data/weights/" in info.filename and not info.filename.endswith(".json")
+            new.writestr(info.filename, old.read(info) + b"\0" * is_weight)
+    graph = read_graph(BRANCHES)
+    assert TorchModelFile.read(path).whole(graph).files == TorchModelFile.read(BRANCHES).whole(graph).files
+
+
 def test_every_cut_gives_what_the_whole_gives_for_any_rows(tmp_path: Path) -> None:
     file, graph = TorchModelFile.read(BRANCHES), contract(read_graph(BRANCHES))
     picture = {"picture": np.random.default_rng(0).standard_normal((3, 1, 8, 8)).astype(np.float32)}

@@ -304,7 +304,7 @@ class ModelQueue:
         remembered_s = self._times.remembered_s
         told_s = now_s + self._delays.estimate_s(now_s)
         ranked = self._ranked(now_s)
-        row_elements = ranked[0].row_elements  # those of its group have the same
+        row_elements = ranked[0].row_elements  # those that share its run have the same
         batch = choose(
             ranked, self._sizes, told_s, lambda rows: remembered_s(self._sizes.of_run(rows) * row_elements, now_s)
         )

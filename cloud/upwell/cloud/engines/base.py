@@ -44,15 +44,19 @@ class ModelSettings:
     @property
     def is_on_cpu(self) -> bool:
         """Whether nothing but the CPU is asked for."""
-        return self.device == "cpu" and self._provider_names <= {"cpu"}
+        return self._provider_names == {"cpu"} if self._provider_names else self.device == "cpu"
 
     @property
     def shared_device(self) -> str:
         """The device on which it takes turns with other models: that of its providers, if they say it."""
-        return "cuda" if self.device == "cpu" and self._provider_names & _ON_CUDA else self.device
+        if self.is_on_cpu:
+            return "cpu"
+        return "cuda" if self.device in ("cpu", "auto") and self._provider_names & _ON_CUDA else self.device
 
     @property
     def _provider_names(self) -> frozenset[str]:
+        if self.engine != "onnx":  # those of `defaults` are not for it
+            return frozenset()
         return frozenset(one.lower().removesuffix("executionprovider") for one in self.providers)
 
 

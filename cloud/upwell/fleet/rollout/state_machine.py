@@ -335,13 +335,12 @@ def _is_gate_open(rollout: Rollout, now_unix_s: float) -> bool:
     device is worth waiting for. Devices that are off are not waited for, nor those that had their time and have too
     little to do. In doubt the gate stays shut.
     """
-    wave = rollout.wave
+    wave, patience_s = rollout.wave, rollout.plan.gate.patience_s
+    if wave + 1 == len(rollout.plan.waves) and _wait_for_hours(rollout, now_unix_s - patience_s):
+        return False  # also if the last wave has no device
     if not any(one.wave == wave and one.stage is not Stage.LEFT for one in rollout.members.values()):
         return True
     if any(bound.evidence >= DOUBT for bound in _bounds_with_block(rollout, wave).values()):
-        return False
-    patience_s = rollout.plan.gate.patience_s
-    if wave + 1 == len(rollout.plan.waves) and _wait_for_hours(rollout, now_unix_s - patience_s):
         return False
     heard = _heard_of_offer(rollout)
     passed = sum(one.stage is Stage.PASSED for one in heard)

@@ -128,7 +128,7 @@ class FleetPoller:
             outgoing = self._conversation.say(time.time())
             received = self._send(outgoing.data, headers, CALL_S)
             if received.status != HTTPStatus.OK:
-                return self._refusal(received.status, received.body, received.retry_after_s)
+                return self._refusal(received, has_shown_token=bool(headers))
             self._heard(opamp_messages.read(received.body, self._identity.instance_uid), outgoing)
         except (RemoteError, ConfigError, Unreadable, OSError) as error:
             self._failed(str(error))
@@ -161,18 +161,19 @@ class FleetPoller:
         self._problem = ""
         self._last_heard_unix_s = time.time()
 
-    def _refusal(self, status: int, body: bytes, retry_after_s: float | None) -> float | None:
+    def _refusal(self, received: Received, *, has_shown_token: bool) -> float | None:
+        status, body = received.status, received.body
         try:
             told = opamp_messages.read(body[:MAX_ANSWER_BYTES], self._identity.instance_uid).error
         except Unreadable:
             told = ""
-        if status == HTTPStatus.UNAUTHORIZED and self._identity.is_enrolled and self._section.enrol_token_file:
+        if status == HTTPStatus.UNAUTHORIZED and not has_shown_token and self._section.enrol_token_file:
             self._refused += 1
             if self._refused >= _REFUSED_OFTEN:  # no longer known, as after the service lost its database
                 self._refused = 0
                 self._identity.forget_certificate()
         self._failed(f"it answered {status}: {told or 'no reason given'}")
-        return retry_after_s
+        return received.retry_after_s
 
     def _failed(self, text: str) -> None:
         self._failures += 1

@@ -79,7 +79,7 @@ class VersionState(BaseModel):
     the agent ended while it tried the offer `trying`, or, if that is empty, while the current version was on trial.
     `stayed_in` is the boot in which that version has been served for `STAYS_S` since its last start, empty if in none.
     `proven` is the greatest version that has ever passed its trial here and was not rolled back by hand since.
-    `installed_unix_s` is when the current version was installed.
+    `installed_unix_s` is when the current version was installed, 0 after going back to it.
     """
 
     # Fields added by a later Upwell must not cost the bundles when this version is installed again.

@@ -130,17 +130,19 @@ class VersionStore:
     def begin(self) -> None:
         """Count a start of the agent with the current version. One on trial that keeps ending the agent is rejected.
 
-        The end of a boot in which it had stayed is not its fault: the device was switched off.
+        The end of a boot in which it had stayed is not its fault: the device was switched off. Nor are ends in
+        `trying`, until what is tried there is given up.
         """
         state = self.state
-        if not state.is_on_trial or state.trying:
+        given_up = _MOST_TRIES if state.trying else 0
+        if not state.is_on_trial or state.tries < given_up:
             return
-        tries = state.tries - (state.stayed_in not in ("", boot_id()))
+        tries = max(0, state.tries - given_up - (state.stayed_in not in ("", boot_id())))
         if tries >= _MOST_TRIES:
             self.block(state.current, f"the agent exited {tries} times while it was on trial")
             return
         with self._lock:
-            self._record.keep({"tries": max(0, tries) + 1, "stayed_in": ""})
+            self._record.keep({"tries": given_up + tries + 1, "stayed_in": ""})
 
     def stay(self) -> None:
         """Note it once the version on trial has been served for `STAYS_S`. Called from time to time."""
@@ -178,7 +180,9 @@ class VersionStore:
             starts = 0 if self.state.trying else self.state.tries  # of the current version on trial
             tries = self.state.tries if self.state.trying == key else 0
             if tries >= _MOST_TRIES:
-                raise BundleRefused(Refusal.FAILED_SELF_TEST, None, f"the agent exited {tries} times while trying it")
+                raise BundleRefused(
+                    Refusal.FAILED_SELF_TEST, None, f"the agent exited {_MOST_TRIES} times while trying it"
+                )
             self._record.save({"trying": key, "tries": tries + 1})
         try:
             yield
@@ -306,7 +310,8 @@ class VersionStore:
     def _without(self, version: int) -> dict[str, Any]:
         """The changes when a version is given up."""
         if version == self.state.current:
-            former = {"current": self.state.previous, "previous": 0, "is_on_trial": False, "tries": 0}
+            former: dict[str, Any] = {"current": self.state.previous, "previous": 0, "is_on_trial": False, "tries": 0}
+            former["installed_unix_s"] = 0.0  # what was before it is not known: from here nobody sends a device back
             return former | {"proven": self.state.floor}  # also if the rejected version had proven it
         return {"previous": 0, "proven": self.state.floor} if version == self.state.previous else {}
 

@@ -150,7 +150,7 @@ def _contiguous(data: bytes, one: StoredWeight) -> bytes:
         return b""
     if needed > len(data):
         raise BadProgram(f"{one.member} has {len(data)} bytes; its weight needs {needed}")
-    whole = np.frombuffer(data, f"u{size}", offset=one.offset * size)
+    whole = np.frombuffer(data, f"u{size}", needed // size - one.offset, one.offset * size)  # more may follow
     steps = tuple(step * size if dim > 1 else 0 for dim, step in zip(one.shape, one.strides, strict=True))
     return np.lib.stride_tricks.as_strided(whole, one.shape, steps).tobytes()
 

@@ -254,11 +254,13 @@ class MetricsDelivery:
 
 
 class _Session(requests.Session):
-    """Follows no redirects, and reads only the head of a reply."""
+    """Follows no redirects, and reads only the head of a reply. The connection is kept if that is all."""
 
     def request(self, *arguments: Any, **named: Any) -> requests.Response:
         """Raises `requests.TooManyRedirects` for a redirect."""
         response = super().request(*arguments, **{**named, "allow_redirects": False, "stream": True})
+        if response.headers.get("Content-Length") == "0":
+            response.raw.drain_conn()  # there is nothing to read, and the connection is kept
         response.close()
         if response.is_redirect:
             raise requests.TooManyRedirects("the collector answers with a redirect, which is not followed")

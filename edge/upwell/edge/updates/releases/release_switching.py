@@ -167,7 +167,8 @@ class ReleaseSwitching:
         if trial is not None and self._reject(trial, GONE_BACK):
             return True
         stored, _ = opened(Bundle(self._store.folder / str(state.current)), self._parts)
-        if time.time() - state.installed_unix_s > stored.document.back_within_s:
+        installed_unix_s = state.installed_unix_s
+        if not installed_unix_s or time.time() - installed_unix_s > stored.document.back_within_s:
             return False
         bundle = self._store.open(state.current)
         if bundle is None or bundle.version != target:

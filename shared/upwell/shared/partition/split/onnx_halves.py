@@ -317,8 +317,9 @@ class _Coded:
         if codec == "int8":
             arrays = zip(("scale", "zero_point"), _parameters(plain.name, ranges), strict=True)
             constants = tuple(numpy_helper.from_array(array, f"{name}_{kind}") for kind, array in arrays)
-        elif max(map(abs, ranges.get(plain.name, (0.0,)))) > _LARGEST_FP16:
-            raise ConfigError.at(None, f"values of {plain.name!r} exceed {_LARGEST_FP16:.0f}, the largest FP16 number")
+        elif not all(abs(end) <= _LARGEST_FP16 for end in ranges.get(plain.name, ())):
+            text = f"values of {plain.name!r} exceed {_LARGEST_FP16:.0f}, the largest FP16 number, or are NaN"
+            raise ConfigError.at(None, text)
         return cls(plain, replace(plain, name=name, datatype=_SENT_AS[codec]), constants)
 
     def node(self, side: str) -> onnx.NodeProto:
