@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -266,10 +266,9 @@ def test_an_older_rollout_is_not_taken_back_under_a_later_one(fleet: Service) ->
     assert {one.release for one in devices} == {FORMER}
 
 
-@pytest.mark.slow
-def test_a_device_on_its_way_back_goes_on_back_while_the_next_rollout_waits(fleet: Service) -> None:
-    devices = devices_of(fleet, 2)
-    first = started(fleet, waves=["100%"])
+def take_back_once_it_runs(fleet: Service, devices: Sequence[Counting]) -> None:
+    """Roll the new release out to all of them at once, and take it back when they run it and have said so."""
+    rollout = started(fleet, waves=["100%"])
     while {one.release for one in devices} != {NEW}:
         for one in devices:
             one.poll()
@@ -277,7 +276,13 @@ def test_a_device_on_its_way_back_goes_on_back_while_the_next_rollout_waits(flee
     for one in devices:
         one.poll()
     settle()
-    fleet.do("POST", f"/rollouts/{first}/back")
+    fleet.do("POST", f"/rollouts/{rollout}/back")
+
+
+@pytest.mark.slow
+def test_a_device_on_its_way_back_goes_on_back_while_the_next_rollout_waits(fleet: Service) -> None:
+    devices = devices_of(fleet, 2)
+    take_back_once_it_runs(fleet, devices)
     hour = (time.gmtime().tm_hour + 12) % 24
     started(fleet, waves=["100%"], release=NEW + 1, window={"hours": f"{hour:02}:00-{hour:02}:01"})
     for one in devices:
@@ -289,15 +294,7 @@ def test_a_device_on_its_way_back_goes_on_back_while_the_next_rollout_waits(flee
 def test_a_halted_release_is_not_what_the_next_rollout_gives_back(fleet: Service) -> None:
     """The devices have not gone back yet when the next one begins: they go back before they are offered its release."""
     devices = devices_of(fleet, 2)
-    first = started(fleet, waves=["100%"])
-    while {one.release for one in devices} != {NEW}:
-        for one in devices:
-            one.poll()
-        settle()
-    for one in devices:
-        one.poll()
-    settle()
-    fleet.do("POST", f"/rollouts/{first}/back")
+    take_back_once_it_runs(fleet, devices)
     second = started(fleet, waves=["100%"], release=NEW + 1)
     for _ in range(3):
         for one in devices:

@@ -224,10 +224,9 @@ def assign(
     Raises `Conflict` for a device in an active roll-out, which decides that itself.
     """
     values = {"assigned": release, "assigned_not_before_unix_s": not_before_unix_s}
-    free = (DEVICES.c.id == device["id"]) & DEVICES.c.rollout.is_(
-        None
-    )  # asked now: one may have begun since it was read
-    if not connection.execute(update(DEVICES).where(free).values(**values)).rowcount:
+    # Asked now, since a roll-out may have begun after the device was read.
+    free = update(DEVICES).where(DEVICES.c.id == device["id"], DEVICES.c.rollout.is_(None))
+    if not connection.execute(free.values(**values)).rowcount:
         rollout = connection.scalar(select(DEVICES.c.rollout).where(DEVICES.c.id == device["id"]))
         raise Conflict(f"device {device['name']!r} is in roll-out {rollout}, which has not ended")
     record_audit(

@@ -68,18 +68,8 @@ class DemoFolder:
         ]
         settings = (AGENT, EDGE_ONLY, CLOUD_ONLY, POLICY, CARDS_AGENT, PIPELINES)
         pictures = (PLOT, EASY, HARD, PAGE, CARDS_PICTURE, CARDS_VIDEO)
-        names = [
-            *self._assets,
-            *settings,
-            AGENT_LOG,
-            CLOUD_LOG,
-            VIDEO_CLOUD_LOG,
-            REPORT,
-            EVENTS,
-            f"{EVENTS}.1",
-            *pictures,
-        ]
-        self._take(names)
+        logs = (AGENT_LOG, CLOUD_LOG, VIDEO_CLOUD_LOG, REPORT, EVENTS, f"{EVENTS}.1")
+        self._take([*self._assets, *settings, *logs, *pictures])
         self._written: list[str] = []
 
     @property
