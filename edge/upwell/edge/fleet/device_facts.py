@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from upwell.edge.observe.agent_metrics import ModelTotals
+from upwell.edge.observe.shadow_release import ShadowRelease
 from upwell.shared.opamp import AGENT_NAME, INSTANCE_UID, LABEL, ModelDemand
 
 Sections = Sequence[tuple[str, list[str]]]
@@ -45,32 +46,6 @@ class ReleaseChooser(Protocol):
 
     def status(self) -> ReleaseState:
         """The present state."""
-
-
-class ShadowReport(Protocol):
-    """Request log lines of a shadow release, or why it does not run."""
-
-    @property
-    def release(self) -> int:
-        """Its sequence."""
-
-    @property
-    def lines(self) -> Sequence[str]:
-        """The lines, each of them JSON."""
-
-    @property
-    def problem(self) -> str:
-        """Why it does not run; empty if it does."""
-
-
-class ShadowTeller(Protocol):
-    """Reports the records of a shadow release, with which the service calibrates it."""
-
-    def news(self) -> ShadowReport | None:
-        """The next report; None if there is none."""
-
-    def told(self, news: Any) -> None:
-        """Mark the report as received."""
 
 
 ENOUGH_REQUESTS = 30
@@ -107,7 +82,7 @@ class AgentView:
     configuration: Callable[[], Mapping[str, str]]
     demand: DemandView
     release: ReleaseChooser | None = None
-    shadow: ShadowTeller | None = None
+    shadow: ShadowRelease | None = None
 
 
 def attributes(view: AgentView, instance_uid: str) -> dict[str, str]:

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from upwell.edge.fleet import opamp_messages
-from upwell.edge.fleet.device_facts import AgentView, DemandRates, ReleaseCounts, ShadowReport, attributes, within_bytes
+from upwell.edge.fleet.device_facts import AgentView, DemandRates, ReleaseCounts, attributes, within_bytes
 from upwell.edge.fleet.device_identity import FleetIdentity
 from upwell.edge.fleet.opamp_messages import ServiceMessage
+from upwell.edge.observe.shadow_release import ShadowNews
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.errors import UpwellError
 from upwell.shared.files import StateFile
@@ -107,7 +108,7 @@ class Outgoing:
     said: dict[str, str]
     kind: str = ""
     answered: str = ""
-    shadow: ShadowReport | None = None
+    shadow: ShadowNews | None = None
     counts_said: Callable[[], None] = lambda: None
 
 
