@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -32,24 +31,22 @@ class TensorSpec:
     shape: tuple[int, ...]
 
 
-DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
-    {
-        "BOOL": np.dtype(np.bool_),
-        "UINT8": np.dtype(np.uint8),
-        "UINT16": np.dtype(np.uint16),
-        "UINT32": np.dtype(np.uint32),
-        "UINT64": np.dtype(np.uint64),
-        "INT8": np.dtype(np.int8),
-        "INT16": np.dtype(np.int16),
-        "INT32": np.dtype(np.int32),
-        "INT64": np.dtype(np.int64),
-        "FP16": np.dtype(np.float16),
-        **_BF16,
-        "FP32": np.dtype(np.float32),
-        "FP64": np.dtype(np.float64),
-        "BYTES": np.dtype(np.object_),
-    }
-)
+DTYPES: Mapping[str, np.dtype[Any]] = {
+    "BOOL": np.dtype(np.bool_),
+    "UINT8": np.dtype(np.uint8),
+    "UINT16": np.dtype(np.uint16),
+    "UINT32": np.dtype(np.uint32),
+    "UINT64": np.dtype(np.uint64),
+    "INT8": np.dtype(np.int8),
+    "INT16": np.dtype(np.int16),
+    "INT32": np.dtype(np.int32),
+    "INT64": np.dtype(np.int64),
+    "FP16": np.dtype(np.float16),
+    **_BF16,
+    "FP32": np.dtype(np.float32),
+    "FP64": np.dtype(np.float64),
+    "BYTES": np.dtype(np.object_),
+}
 """The numpy dtype of each OIP datatype (native byte order). BF16 needs the package ml-dtypes."""
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}

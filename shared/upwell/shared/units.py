@@ -11,47 +11,43 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
-from types import MappingProxyType
 from typing import Annotated, TypeAlias, TypeVar
 
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
 from upwell.shared.value_classes import value_class
 
-DURATION_UNITS: Mapping[str, Decimal] = MappingProxyType(
-    {"ms": Decimal("0.001"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600)}
-)
+DURATION_UNITS: Mapping[str, Decimal] = {"ms": Decimal("0.001"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600)}
 """Unit -> seconds."""
 
-SIZE_UNITS: Mapping[str, Decimal] = MappingProxyType(
-    {
-        "B": Decimal(1),
-        "b": Decimal(1),
-        "kB": Decimal(1000),
-        "MB": Decimal(1000**2),
-        "GB": Decimal(1000**3),
-        "KiB": Decimal(1024),
-        "MiB": Decimal(1024**2),
-        "GiB": Decimal(1024**3),
-    }
-)
+SIZE_UNITS: Mapping[str, Decimal] = {
+    "B": Decimal(1),
+    "b": Decimal(1),
+    "kB": Decimal(1000),
+    "MB": Decimal(1000**2),
+    "GB": Decimal(1000**3),
+    "KiB": Decimal(1024),
+    "MiB": Decimal(1024**2),
+    "GiB": Decimal(1024**3),
+}
 """Unit -> bytes."""
 
-ENERGY_UNITS: Mapping[str, Decimal] = MappingProxyType(
-    {
-        "nJ": Decimal("1e-9"),
-        "uJ": Decimal("1e-6"),
-        "µJ": Decimal("1e-6"),
-        "mJ": Decimal("1e-3"),
-        "J": Decimal(1),
-        "kJ": Decimal(1000),
-    }
-)
+ENERGY_UNITS: Mapping[str, Decimal] = {
+    "nJ": Decimal("1e-9"),
+    "uJ": Decimal("1e-6"),
+    "µJ": Decimal("1e-6"),
+    "mJ": Decimal("1e-3"),
+    "J": Decimal(1),
+    "kJ": Decimal(1000),
+}
 """Unit -> joules."""
 
-BITRATE_UNITS: Mapping[str, Decimal] = MappingProxyType(
-    {"bps": Decimal(1), "kbps": Decimal(1000), "Mbps": Decimal(1000**2), "Gbps": Decimal(1000**3)}
-)
+BITRATE_UNITS: Mapping[str, Decimal] = {
+    "bps": Decimal(1),
+    "kbps": Decimal(1000),
+    "Mbps": Decimal(1000**2),
+    "Gbps": Decimal(1000**3),
+}
 """Unit -> bits per second."""
 
 LATEST_UNIX_S = 1e11

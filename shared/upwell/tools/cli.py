@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points, version
-from types import FrameType, MappingProxyType
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -44,18 +44,16 @@ def build_app(arguments: Sequence[str], *, names_alone: bool = False) -> typer.T
     return app
 
 
-_GROUPS: Mapping[str, str] = MappingProxyType(
-    {
-        "cases": "List, choose, export, label and delete the cases that devices collected.",
-        "fleet": "Run a fleet service, and manage its devices.",
-        "model": "Describe, quantize, pack, sign and check models for the device.",
-        "partition": "Measure a model on both sides, find the best cut, write the halves and verify them.",
-        "pipeline": "Check pipelines of cameras, models and events.",
-        "policy": "Check, explain, calibrate and simulate a routing policy.",
-        "release": "Make, sign, publish and check releases: bundles, policy and pipelines as one signed unit.",
-        "spool": "List or drop the cases that an agent keeps for the cloud.",
-    }
-)
+_GROUPS: Mapping[str, str] = {
+    "cases": "List, choose, export, label and delete the cases that devices collected.",
+    "fleet": "Run a fleet service, and manage its devices.",
+    "model": "Describe, quantize, pack, sign and check models for the device.",
+    "partition": "Measure a model on both sides, find the best cut, write the halves and verify them.",
+    "pipeline": "Check pipelines of cameras, models and events.",
+    "policy": "Check, explain, calibrate and simulate a routing policy.",
+    "release": "Make, sign, publish and check releases: bundles, policy and pipelines as one signed unit.",
+    "spool": "List or drop the cases that an agent keeps for the cloud.",
+}
 
 
 def _is_asked(name: str, arguments: Sequence[str]) -> bool:

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Literal
 
 import typer
@@ -55,30 +54,28 @@ _LEAST_FREE_BYTES = 256 << 20
 _LEAST_YEAR_S = 1_735_689_600.0  # 2025: no version of Upwell is older
 _DAY_S = 86400.0
 
-PACKAGES: Mapping[str, str] = MappingProxyType(
-    {
-        "numpy": "",
-        "grpcio": "",
-        "protobuf": "",
-        "pillow": "",
-        "pydantic": "",
-        "onnxruntime": "onnx",
-        "onnxruntime-gpu": "",
-        "onnxruntime-openvino": "",
-        "onnxruntime-qnn": "",
-        "ai-edge-litert": "litert",
-        "tflite-runtime": "",
-        "torch": "torch",
-        "av": "pipelines",
-        "paho-mqtt": "pipelines",
-        "cel-expr-python": "cel",
-        "cryptography": "bundle",
-        "opentelemetry-sdk": "telemetry",
-    }
-)
+PACKAGES: Mapping[str, str] = {
+    "numpy": "",
+    "grpcio": "",
+    "protobuf": "",
+    "pillow": "",
+    "pydantic": "",
+    "onnxruntime": "onnx",
+    "onnxruntime-gpu": "",
+    "onnxruntime-openvino": "",
+    "onnxruntime-qnn": "",
+    "ai-edge-litert": "litert",
+    "tflite-runtime": "",
+    "torch": "torch",
+    "av": "pipelines",
+    "paho-mqtt": "pipelines",
+    "cel-expr-python": "cel",
+    "cryptography": "bundle",
+    "opentelemetry-sdk": "telemetry",
+}
 """Packages that decide what works, with the extra to name if one is missing."""
 
-_MARKS: Mapping[Level, str] = MappingProxyType({"ok": "  ", "warning": "? ", "problem": "! "})
+_MARKS: Mapping[Level, str] = {"ok": "  ", "warning": "? ", "problem": "! "}
 
 
 @dataclass(frozen=True)

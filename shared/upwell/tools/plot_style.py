@@ -6,7 +6,6 @@ import io
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from upwell.shared.errors import ConfigError
@@ -17,29 +16,29 @@ if TYPE_CHECKING:
 INK, MUTED = "#22303c", "#7b8794"
 EDGE, CLOUD, HYBRID, ALARM = "#2a78b8", "#e07b27", "#2f9e63", "#c8374a"
 
-_STYLE: Mapping[str, Any] = MappingProxyType(
-    {
-        "font.family": "DejaVu Sans",
-        "font.size": 10,
-        "text.color": INK,
-        "axes.labelcolor": INK,
-        "axes.edgecolor": MUTED,
-        "axes.titlelocation": "left",
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "grid.color": "#e6eaee",
-        "axes.axisbelow": True,
-        "xtick.color": MUTED,
-        "ytick.color": MUTED,
-        "legend.frameon": False,
-        "svg.hashsalt": "upwell",
-    }
-)
+_STYLE: Mapping[str, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": MUTED,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e6eaee",
+    "axes.axisbelow": True,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "legend.frameon": False,
+    "svg.hashsalt": "upwell",
+}
 """The style for `matplotlib.style.context`; the salt makes plots of equal data equal files."""
-_UNDATED: Mapping[str, Mapping[str, None]] = MappingProxyType(
-    {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
-)
+_UNDATED: Mapping[str, Mapping[str, None]] = {
+    "png": {"Software": None},
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None},
+}
 
 
 def check_plot(path: Path | None) -> None:

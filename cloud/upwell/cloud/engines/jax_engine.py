@@ -15,7 +15,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import flatbuffers  # noqa: F401  jax.export reads its files with it, and JAX does not bring it
@@ -99,12 +98,10 @@ def _spec(what: str, name: str, aval: Any, rows: str | None) -> TensorSpec:
         raise ModelFailed(f"{what} is {aval.dtype}, which requests cannot carry") from None
 
 
-_DTYPES: Mapping[str, str] = MappingProxyType(
-    {
-        "BOOL": "BOOL", "UINT8": "U8", "UINT16": "U16", "UINT32": "U32", "UINT64": "U64", "INT8": "I8", "INT16": "I16",
-        "INT32": "I32", "INT64": "I64", "FP16": "F16", "BF16": "BF16", "FP32": "F32", "FP64": "F64",
-    }
-)  # fmt: skip
+_DTYPES: Mapping[str, str] = {
+    "BOOL": "BOOL", "UINT8": "U8", "UINT16": "U16", "UINT32": "U32", "UINT64": "U64", "INT8": "I8", "INT16": "I16",
+    "INT32": "I32", "INT64": "I64", "FP16": "F16", "BF16": "BF16", "FP32": "F32", "FP64": "F64",
+}  # fmt: skip
 """Datatypes in safetensors' spelling. It has others that NumPy lacks."""
 
 

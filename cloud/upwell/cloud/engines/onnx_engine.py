@@ -17,7 +17,6 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 from upwell.cloud.engines.base import ModelSettings, StoppableRun
@@ -37,29 +36,25 @@ CUDA = "CUDAExecutionProvider"
 OPENVINO = "OpenVINOExecutionProvider"
 _SUFFIX = "ExecutionProvider"
 
-INSTALL: Mapping[str, str] = MappingProxyType(
-    {
-        "TensorrtExecutionProvider": "pip install onnxruntime-gpu (instead of onnxruntime), and NVIDIA's TensorRT",
-        "MIGraphXExecutionProvider": "install AMD's onnxruntime-migraphx (instead of onnxruntime), and ROCm",
-        CUDA: "pip install 'onnxruntime-gpu[cuda,cudnn]' (instead of onnxruntime), and the driver",
-        "CANNExecutionProvider": "pip install onnxruntime-cann (instead of onnxruntime), and Huawei's CANN",
-        OPENVINO: "pip install onnxruntime-openvino (instead of onnxruntime)",
-        "CoreMLExecutionProvider": "it needs onnxruntime on a Mac",
-        CPU: "pip install onnxruntime",
-    }
-)
+INSTALL: Mapping[str, str] = {
+    "TensorrtExecutionProvider": "pip install onnxruntime-gpu (instead of onnxruntime), and NVIDIA's TensorRT",
+    "MIGraphXExecutionProvider": "install AMD's onnxruntime-migraphx (instead of onnxruntime), and ROCm",
+    CUDA: "pip install 'onnxruntime-gpu[cuda,cudnn]' (instead of onnxruntime), and the driver",
+    "CANNExecutionProvider": "pip install onnxruntime-cann (instead of onnxruntime), and Huawei's CANN",
+    OPENVINO: "pip install onnxruntime-openvino (instead of onnxruntime)",
+    "CoreMLExecutionProvider": "it needs onnxruntime on a Mac",
+    CPU: "pip install onnxruntime",
+}
 """Providers in the order in which `auto` tries them, with what each needs."""
 
-_OF_DEVICE: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "cuda": ("TensorrtExecutionProvider", "MIGraphXExecutionProvider", CUDA),
-        "npu": ("CANNExecutionProvider",),
-        "xpu": (OPENVINO,),
-        "mps": ("CoreMLExecutionProvider",),
-        "cpu": (CPU,),
-    }
-)
-_BESIDE: Mapping[str, str] = MappingProxyType({"TensorrtExecutionProvider": CUDA})
+_OF_DEVICE: Mapping[str, tuple[str, ...]] = {
+    "cuda": ("TensorrtExecutionProvider", "MIGraphXExecutionProvider", CUDA),
+    "npu": ("CANNExecutionProvider",),
+    "xpu": (OPENVINO,),
+    "mps": ("CoreMLExecutionProvider",),
+    "cpu": (CPU,),
+}
+_BESIDE: Mapping[str, str] = {"TensorrtExecutionProvider": CUDA}
 """Secondary providers for nodes that a provider leaves, before the CPU."""
 
 _METHOD = "add_external_initializers_from_files_in_memory"

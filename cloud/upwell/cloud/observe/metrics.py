@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version as package_version
 from itertools import accumulate
-from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from prometheus_client import CollectorRegistry, Info
@@ -56,37 +55,33 @@ class Family:
 
 _MODEL = ("model", "version")
 
-FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {
-        "upwell_cloud_requests": Family("counter", "Requests answered, by gRPC status.", (*_MODEL, "status")),
-        "upwell_cloud_error_answers": Family("counter", "Calls of any method that ended in an error.", ("status",)),
-        "upwell_cloud_thread_restarts": Family("counter", "Background threads restarted after a failure.", ("thread",)),
-        "upwell_cloud_request_seconds": Family(
-            "histogram", "Time to the answer, of requests answered OK.", _MODEL, SECONDS
-        ),
-        "upwell_cloud_queue_seconds": Family("histogram", "Of that, the wait for an instance.", _MODEL, SECONDS),
-        "upwell_cloud_compute_seconds": Family("histogram", "Duration of an engine run.", _MODEL, SECONDS),
-        "upwell_cloud_batch_rows": Family("histogram", "Rows in an engine run.", _MODEL, ROWS),
-        "upwell_cloud_waiting_requests": Family("gauge", "Requests waiting for an instance.", _MODEL),
-        "upwell_cloud_model_ready": Family(
-            "gauge", "1 if the version is ready in all workers.", _MODEL, across="least"
-        ),
-        "upwell_cloud_model_load_seconds": Family(
-            "gauge", "Time to load and warm up; the longest of all workers.", _MODEL, across="most"
-        ),
-        "upwell_cloud_client_bytes": Family(
-            "counter", "Bytes of tensors that clients sent (in) and received (out).", ("client", "direction")
-        ),
-        "upwell_cloud_client_device_seconds": Family(
-            "counter", "Engine time, divided among clients by their share of the rows.", ("client",)
-        ),
-        "upwell_cloud_cpu_seconds": Family("counter", "CPU time of the serving processes."),
-        "upwell_cloud_resident_memory_bytes": Family("gauge", "Resident memory of the serving processes."),
-        "upwell_cloud_workers": Family("gauge", "Serving processes."),
-        "upwell_cloud_worker_deaths": Family("counter", "Workers that died, by the model to blame, if known.", _MODEL),
-        "upwell_cloud_traces": Family("counter", "Requests recorded for traces, by outcome.", ("became",)),
-    }
-)
+FAMILIES: Mapping[str, Family] = {
+    "upwell_cloud_requests": Family("counter", "Requests answered, by gRPC status.", (*_MODEL, "status")),
+    "upwell_cloud_error_answers": Family("counter", "Calls of any method that ended in an error.", ("status",)),
+    "upwell_cloud_thread_restarts": Family("counter", "Background threads restarted after a failure.", ("thread",)),
+    "upwell_cloud_request_seconds": Family(
+        "histogram", "Time to the answer, of requests answered OK.", _MODEL, SECONDS
+    ),
+    "upwell_cloud_queue_seconds": Family("histogram", "Of that, the wait for an instance.", _MODEL, SECONDS),
+    "upwell_cloud_compute_seconds": Family("histogram", "Duration of an engine run.", _MODEL, SECONDS),
+    "upwell_cloud_batch_rows": Family("histogram", "Rows in an engine run.", _MODEL, ROWS),
+    "upwell_cloud_waiting_requests": Family("gauge", "Requests waiting for an instance.", _MODEL),
+    "upwell_cloud_model_ready": Family("gauge", "1 if the version is ready in all workers.", _MODEL, across="least"),
+    "upwell_cloud_model_load_seconds": Family(
+        "gauge", "Time to load and warm up; the longest of all workers.", _MODEL, across="most"
+    ),
+    "upwell_cloud_client_bytes": Family(
+        "counter", "Bytes of tensors that clients sent (in) and received (out).", ("client", "direction")
+    ),
+    "upwell_cloud_client_device_seconds": Family(
+        "counter", "Engine time, divided among clients by their share of the rows.", ("client",)
+    ),
+    "upwell_cloud_cpu_seconds": Family("counter", "CPU time of the serving processes."),
+    "upwell_cloud_resident_memory_bytes": Family("gauge", "Resident memory of the serving processes."),
+    "upwell_cloud_workers": Family("gauge", "Serving processes."),
+    "upwell_cloud_worker_deaths": Family("counter", "Workers that died, by the model to blame, if known.", _MODEL),
+    "upwell_cloud_traces": Family("counter", "Requests recorded for traces, by outcome.", ("became",)),
+}
 
 
 class Histogram:

@@ -7,7 +7,6 @@ import socket
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from types import MappingProxyType
 from typing import Any, get_args
 
 from pydantic import TypeAdapter
@@ -150,12 +149,10 @@ Message = (
     | AskStatistics | TellStatistics | Statistics | Drain
 )  # fmt: skip
 
-_READERS: Mapping[str, TypeAdapter[Message]] = MappingProxyType(
-    {kind.__name__: TypeAdapter(kind) for kind in get_args(Message)}
-)
-_ERRORS: Mapping[str, type[UpwellError]] = MappingProxyType(
-    {kind.__name__: kind for kind in (ModelNotFound, NotAllowed, NotLoaded, Refused, Unavailable)}
-)
+_READERS: Mapping[str, TypeAdapter[Message]] = {kind.__name__: TypeAdapter(kind) for kind in get_args(Message)}
+_ERRORS: Mapping[str, type[UpwellError]] = {
+    kind.__name__: kind for kind in (ModelNotFound, NotAllowed, NotLoaded, Refused, Unavailable)
+}
 
 
 def error_to_wire(error: BaseException) -> tuple[str, str]:

@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Mapping
 from http import HTTPStatus
-from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -27,18 +26,16 @@ from upwell.shared.files import parse_json
 
 MAX_BODY_BYTES = 64 << 10
 
-STATUSES: Mapping[type[UpwellError], HTTPStatus] = MappingProxyType(
-    {
-        InvalidRequest: HTTPStatus.BAD_REQUEST,
-        TooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        Unauthenticated: HTTPStatus.UNAUTHORIZED,
-        NotAllowed: HTTPStatus.FORBIDDEN,
-        NotFound: HTTPStatus.NOT_FOUND,
-        Conflict: HTTPStatus.CONFLICT,
-        Refused: HTTPStatus.TOO_MANY_REQUESTS,
-        DatabaseUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
-    }
-)
+STATUSES: Mapping[type[UpwellError], HTTPStatus] = {
+    InvalidRequest: HTTPStatus.BAD_REQUEST,
+    TooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    Unauthenticated: HTTPStatus.UNAUTHORIZED,
+    NotAllowed: HTTPStatus.FORBIDDEN,
+    NotFound: HTTPStatus.NOT_FOUND,
+    Conflict: HTTPStatus.CONFLICT,
+    Refused: HTTPStatus.TOO_MANY_REQUESTS,
+    DatabaseUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
+}
 _log = logging.getLogger(__name__)
 
 

@@ -8,7 +8,6 @@ import random
 import zlib
 from collections.abc import Mapping
 from http import HTTPStatus
-from types import MappingProxyType
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
@@ -41,15 +40,13 @@ class TooLarge(InvalidRequest):
     """The message exceeds the limit."""
 
 
-_STATUSES: Mapping[type[UpwellError], HTTPStatus] = MappingProxyType(
-    {
-        TooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        Unauthenticated: HTTPStatus.UNAUTHORIZED,
-        NotAllowed: HTTPStatus.FORBIDDEN,
-        Refused: HTTPStatus.SERVICE_UNAVAILABLE,
-        DatabaseUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
-    }
-)
+_STATUSES: Mapping[type[UpwellError], HTTPStatus] = {
+    TooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    Unauthenticated: HTTPStatus.UNAUTHORIZED,
+    NotAllowed: HTTPStatus.FORBIDDEN,
+    Refused: HTTPStatus.SERVICE_UNAVAILABLE,
+    DatabaseUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
+}
 _PROOF = (
     "expected the device's certificate or, to enrol, `Authorization: Bearer <enrolment token>` with a certificate "
     "signing request"

@@ -384,19 +384,17 @@ class RequestDriver:
             trace.called(UPLINK, call.place, ended_s - call.call.elapsed_s, ended_s, facts, error)
 
 
-PERFORM: Mapping[type[Any], Callable[[RequestDriver, Any], Any]] = MappingProxyType(
-    {
-        Admit: RequestDriver._admit,
-        RunEdge: RequestDriver._run_edge,
-        RunHead: RequestDriver._run_head,
-        Score: RequestDriver._score,
-        Encode: RequestDriver._encode,
-        JoinQueue: RequestDriver._queue,
-        Send: RequestDriver._send,
-        Wait: RequestDriver._wait,
-        GiveUp: RequestDriver._give_up,
-        Cancel: RequestDriver._cancel,
-        Reserve: RequestDriver._reserve,
-        Release: RequestDriver._release,
-    }
-)
+PERFORM: Mapping[type[Any], Callable[[RequestDriver, Any], Any]] = {
+    Admit: RequestDriver._admit,
+    RunEdge: RequestDriver._run_edge,
+    RunHead: RequestDriver._run_head,
+    Score: RequestDriver._score,
+    Encode: RequestDriver._encode,
+    JoinQueue: RequestDriver._queue,
+    Send: RequestDriver._send,
+    Wait: RequestDriver._wait,
+    GiveUp: RequestDriver._give_up,
+    Cancel: RequestDriver._cancel,
+    Reserve: RequestDriver._reserve,
+    Release: RequestDriver._release,
+}

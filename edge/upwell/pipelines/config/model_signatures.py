@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 
 from upwell.edge.bundle.archive import unpacked
 from upwell.edge.bundle.bundle import DESCRIPTION_NAME
@@ -19,12 +18,10 @@ from upwell.shared.signature.signature import OutputKind
 
 _BOXES, _CLASSES, _NUMBERS = _PREFERRED = ("objects",), ("label", "score"), ("value", "values")
 """What `AnswerReader` writes of an output, in order of preference: boxes, classes, numbers."""
-_FIELDS: Mapping[OutputKind, Collection[str]] = MappingProxyType(
-    {
-        "detections": _BOXES, "probabilities": _CLASSES, "logits": _CLASSES, "segments": _NUMBERS, "masks": _NUMBERS,
-        "embedding": _NUMBERS, "tensor": _NUMBERS,
-    }
-)  # fmt: skip
+_FIELDS: Mapping[OutputKind, Collection[str]] = {
+    "detections": _BOXES, "probabilities": _CLASSES, "logits": _CLASSES, "segments": _NUMBERS, "masks": _NUMBERS,
+    "embedding": _NUMBERS, "tensor": _NUMBERS,
+}  # fmt: skip
 _ALWAYS = ("route", "reason", "id", "case")
 """What an answer says besides its outputs; `case` only if the cloud is still to answer."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
@@ -141,12 +140,10 @@ class StepSection(OneKeySection):
     blur: BlurSection | None = None
 
 
-_FORMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "frame": (), "appear": (), "leave": (), "enter": ("ZONE",), "exit": ("ZONE",), "dwell": ("ZONE", "TIME"),
-        "cross": ("LINE",), "every": ("TIME",),
-    }
-)  # fmt: skip
+_FORMS: Mapping[str, tuple[str, ...]] = {
+    "frame": (), "appear": (), "leave": (), "enter": ("ZONE",), "exit": ("ZONE",), "dwell": ("ZONE", "TIME"),
+    "cross": ("LINE",), "every": ("TIME",),
+}  # fmt: skip
 """The kinds of events and the arguments of each."""
 
 

@@ -8,36 +8,31 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 from upwell.shared.config.cel_expressions import ExpressionText
 
 FieldKind: TypeAlias = Literal["text", "number", "truth", "numbers", "texts", "seconds by zone"]
 
-OBJECT_FIELDS: Mapping[str, FieldKind] = MappingProxyType(
-    {
-        "label": "text",
-        "score": "number",
-        "box": "numbers",
-        "track": "number",
-        "zones": "texts",
-        "age_s": "number",
-        "dwell_s": "seconds by zone",
-    }
-)
+OBJECT_FIELDS: Mapping[str, FieldKind] = {
+    "label": "text",
+    "score": "number",
+    "box": "numbers",
+    "track": "number",
+    "zones": "texts",
+    "age_s": "number",
+    "dwell_s": "seconds by zone",
+}
 """The fields of an object besides its answers."""
-FRAME_FIELDS: Mapping[str, FieldKind] = MappingProxyType(
-    {
-        "number": "number",
-        "captured_unix_s": "number",
-        "missing": "number",
-        "objects": "number",
-        "route": "text",
-        "reason": "text",
-        "degraded": "truth",
-    }
-)
+FRAME_FIELDS: Mapping[str, FieldKind] = {
+    "number": "number",
+    "captured_unix_s": "number",
+    "missing": "number",
+    "objects": "number",
+    "route": "text",
+    "reason": "text",
+    "degraded": "truth",
+}
 """The fields of a frame besides its answers."""
 ANSWERS = "answers"
 """The field of objects and frames that holds the models' answers."""

@@ -25,16 +25,14 @@ _BOOL, _TEXT, _NUMBER = cel.Type.BOOL, cel.Type.STRING, cel.Type.DYN  # as in a 
 _ANSWER = cel.Type.Map(_TEXT, cel.Type.DYN)
 _ANSWERS = cel.Type.Map(_TEXT, _ANSWER)
 
-_TYPES: Mapping[FieldKind, cel.Type] = MappingProxyType(
-    {
-        "text": _TEXT,
-        "number": _NUMBER,
-        "truth": _BOOL,
-        "numbers": cel.Type.List(_NUMBER),
-        "texts": cel.Type.List(_TEXT),
-        "seconds by zone": cel.Type.Map(_TEXT, _NUMBER),
-    }
-)
+_TYPES: Mapping[FieldKind, cel.Type] = {
+    "text": _TEXT,
+    "number": _NUMBER,
+    "truth": _BOOL,
+    "numbers": cel.Type.List(_NUMBER),
+    "texts": cel.Type.List(_TEXT),
+    "seconds by zone": cel.Type.Map(_TEXT, _NUMBER),
+}
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _NO_OVERLOAD = re.compile(r"No matching overloads found : [_@]?(.*?)_?(\(.*\))")
 _SAYABLE = re.compile(r"No matching overloads|Key not found|divide by zero|modulus by zero|index out of bounds")

@@ -12,7 +12,6 @@ import re
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, RootModel, ValidationError
@@ -22,41 +21,39 @@ from upwell.shared.config.yaml_tree import Tree, dotted
 from upwell.shared.errors import Problem, without_secrets
 from upwell.shared.value_classes import value_class
 
-_EXPECTED: Mapping[str, str] = MappingProxyType(
-    {
-        "bool_parsing": "true or false",
-        "bool_type": "true or false",
-        "dict_type": "keys and values",
-        "enum": "{expected}",
-        "finite_number": "a finite number",
-        "float_parsing": "a number",
-        "float_type": "a number",
-        "greater_than": "more than {gt}",
-        "greater_than_equal": "{ge} or more",
-        "int_from_float": "a whole number",
-        "int_parsing": "a whole number",
-        "int_parsing_size": "a whole number",
-        "int_type": "a whole number",
-        "less_than": "less than {lt}",
-        "less_than_equal": "{le} or less",
-        "list_type": "a list",
-        "literal_error": "{expected}",
-        "mapping_type": "keys and values",
-        "model_attributes_type": "keys and values",
-        "model_type": "keys and values",
-        "multiple_of": "a multiple of {multiple_of}",
-        "none_required": "nothing",
-        "set_type": "a list",
-        "string_pattern_mismatch": "text that matches {pattern}",
-        "string_too_long": "at most {max_length} characters",
-        "string_too_short": "{min_length} or more characters",
-        "string_type": "text",
-        "too_long": "at most {max_length} items",
-        "too_short": "{min_length} or more items",
-        "tuple_type": "a list",
-        "union_tag_invalid": "one of {expected_tags}",
-    }
-)
+_EXPECTED: Mapping[str, str] = {
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "dict_type": "keys and values",
+    "enum": "{expected}",
+    "finite_number": "a finite number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "{ge} or more",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "int_parsing_size": "a whole number",
+    "int_type": "a whole number",
+    "less_than": "less than {lt}",
+    "less_than_equal": "{le} or less",
+    "list_type": "a list",
+    "literal_error": "{expected}",
+    "mapping_type": "keys and values",
+    "model_attributes_type": "keys and values",
+    "model_type": "keys and values",
+    "multiple_of": "a multiple of {multiple_of}",
+    "none_required": "nothing",
+    "set_type": "a list",
+    "string_pattern_mismatch": "text that matches {pattern}",
+    "string_too_long": "at most {max_length} characters",
+    "string_too_short": "{min_length} or more characters",
+    "string_type": "text",
+    "too_long": "at most {max_length} items",
+    "too_short": "{min_length} or more items",
+    "tuple_type": "a list",
+    "union_tag_invalid": "one of {expected_tags}",
+}
 """Maps Pydantic's error types to the expected value, with fields of the error's context."""
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import TypeAlias
 
 Shape: TypeAlias = "Sequence[int] | None"
@@ -49,32 +48,30 @@ def _known(shape: Shape) -> Sequence[int]:
     return shape
 
 
-_RULES: Mapping[str, _Rule] = MappingProxyType(
-    {
-        "Conv": _times_filter(1),
-        "ConvInteger": _times_filter(1),
-        "QLinearConv": _times_filter(3),
-        "ConvTranspose": _times_filter(1, per=0),
-        "com.microsoft:FusedConv": _times_filter(1),
-        "Gemm": _either_way,
-        "com.microsoft:FusedGemm": _either_way,
-        "com.microsoft:QGemm": _either_way,
-        "MatMul": _times_depth,
-        "MatMulInteger": _times_depth,
-        "QLinearMatMul": _times_depth,
-        "com.microsoft:FusedMatMul": _times_depth,
-        "com.microsoft:MatMulNBits": _times_depth,
-        "LSTM": _recurrent,
-        "GRU": _recurrent,
-        "RNN": _recurrent,
-        "CONV_2D": _times_filter(1),
-        "CONV_3D": _times_filter(1, slice(None, -1)),
-        "DEPTHWISE_CONV_2D": _times_filter(1, slice(1, 3)),
-        "TRANSPOSE_CONV": _times_filter(1, slice(None, 3), per=2),
-        "FULLY_CONNECTED": _times_filter(1),
-        "BATCH_MATMUL": _either_way,
-    }
-)
+_RULES: Mapping[str, _Rule] = {
+    "Conv": _times_filter(1),
+    "ConvInteger": _times_filter(1),
+    "QLinearConv": _times_filter(3),
+    "ConvTranspose": _times_filter(1, per=0),
+    "com.microsoft:FusedConv": _times_filter(1),
+    "Gemm": _either_way,
+    "com.microsoft:FusedGemm": _either_way,
+    "com.microsoft:QGemm": _either_way,
+    "MatMul": _times_depth,
+    "MatMulInteger": _times_depth,
+    "QLinearMatMul": _times_depth,
+    "com.microsoft:FusedMatMul": _times_depth,
+    "com.microsoft:MatMulNBits": _times_depth,
+    "LSTM": _recurrent,
+    "GRU": _recurrent,
+    "RNN": _recurrent,
+    "CONV_2D": _times_filter(1),
+    "CONV_3D": _times_filter(1, slice(None, -1)),
+    "DEPTHWISE_CONV_2D": _times_filter(1, slice(1, 3)),
+    "TRANSPOSE_CONV": _times_filter(1, slice(None, 3), per=2),
+    "FULLY_CONNECTED": _times_filter(1),
+    "BATCH_MATMUL": _either_way,
+}
 """Work functions by operator: `OnnxNode.op` for ONNX, or TFLite's name."""
 
 

@@ -16,7 +16,6 @@ import mmap
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TypeAlias
 
 Data: TypeAlias = "bytes | mmap.mmap"
@@ -200,7 +199,7 @@ def _note(table: Table) -> TensorNote:
 
 _IDENTIFIER = b"TFL3"
 _EXTERNAL_GROUPS = 8
-_CALLS: Mapping[int, tuple[int, ...]] = MappingProxyType({16: (0,), 92: (0, 1), 93: (0, 1), 103: (0,)})
+_CALLS: Mapping[int, tuple[int, ...]] = {16: (0,), 92: (0, 1), 93: (0, 1), 103: (0,)}
 """Type of an operator's options (CALL, IF, WHILE, CALL_ONCE) -> the slots of the subgraphs that it runs."""
 _HASHTABLE, _VAR_HANDLE = 136, 142
 """Operators that create a table or variable, which their options name."""

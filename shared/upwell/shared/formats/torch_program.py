@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -87,9 +86,12 @@ VIEWS = frozenset(_table(_VIEWS)) | {
 } | {"aten.to.dtype"}  # fmt: skip
 """Operators whose results may share memory with their inputs."""
 
-OPERATORS: Mapping[str, str] = MappingProxyType(
-    {**_table(_ELEMENTWISE, ".default"), **_table(_NAMED), **_table(_VIEWS), **_table(_OTHERS)}
-)
+OPERATORS: Mapping[str, str] = {
+    **_table(_ELEMENTWISE, ".default"),
+    **_table(_NAMED),
+    **_table(_VIEWS),
+    **_table(_OTHERS),
+}
 """ONNX's name for each operator, by name and overload such as `aten.conv2d.default`; the planner groups by it."""
 
 CHECKS = frozenset(

@@ -16,7 +16,6 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 from typing import Any as Anything
 
 import grpc
@@ -32,24 +31,22 @@ MAX_TEXT_LENGTH = 1000
 """Maximum length of a text: it is sent in HTTP/2 trailers, which are limited to a few kilobytes."""
 
 # `ConfigError` is not here: it tells the author of this machine's files what is wrong with them.
-STATUSES: Mapping[type[UpwellError], grpc.StatusCode] = MappingProxyType(
-    {
-        errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
-        errors.ModelNotFound: grpc.StatusCode.NOT_FOUND,
-        errors.Refused: grpc.StatusCode.RESOURCE_EXHAUSTED,
-        errors.Superseded: grpc.StatusCode.ABORTED,
-        errors.NoAllowedRoute: grpc.StatusCode.FAILED_PRECONDITION,
-        errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
-        errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
-        errors.NotOffered: grpc.StatusCode.UNIMPLEMENTED,
-        errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
-        errors.NotAllowed: grpc.StatusCode.PERMISSION_DENIED,
-        errors.NotLoaded: grpc.StatusCode.FAILED_PRECONDITION,
-        errors.CallerLeft: grpc.StatusCode.CANCELLED,
-        errors.ModelFailed: grpc.StatusCode.INTERNAL,
-        errors.CloudFailed: grpc.StatusCode.UNAVAILABLE,
-    }
-)
+STATUSES: Mapping[type[UpwellError], grpc.StatusCode] = {
+    errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.ModelNotFound: grpc.StatusCode.NOT_FOUND,
+    errors.Refused: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.Superseded: grpc.StatusCode.ABORTED,
+    errors.NoAllowedRoute: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.NotOffered: grpc.StatusCode.UNIMPLEMENTED,
+    errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    errors.NotAllowed: grpc.StatusCode.PERMISSION_DENIED,
+    errors.NotLoaded: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.CallerLeft: grpc.StatusCode.CANCELLED,
+    errors.ModelFailed: grpc.StatusCode.INTERNAL,
+    errors.CloudFailed: grpc.StatusCode.UNAVAILABLE,
+}
 
 
 @value_class

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from types import MappingProxyType
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from upwell.shared.tensors import DTYPES, Array, TensorSpec, oip_datatype
 VERSION = "1"
 
 
-EXAMPLE: Mapping[str, Array] = MappingProxyType({"fp32": np.ones((2, 3), np.float32)})
+EXAMPLE: Mapping[str, Array] = {"fp32": np.ones((2, 3), np.float32)}
 """Inputs that `echo` accepts."""
 
 _POLL_S = 0.002

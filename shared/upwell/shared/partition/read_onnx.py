@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import onnx
@@ -212,9 +211,14 @@ def _gives_the_same(node: OnnxNode) -> bool:
     )
 
 
-_DATATYPES: Mapping[str, str] = MappingProxyType(
-    {"FLOAT": "FP32", "DOUBLE": "FP64", "FLOAT16": "FP16", "BFLOAT16": "BF16", "STRING": "BYTES", "UNDEFINED": ""}
-)
+_DATATYPES: Mapping[str, str] = {
+    "FLOAT": "FP32",
+    "DOUBLE": "FP64",
+    "FLOAT16": "FP16",
+    "BFLOAT16": "BF16",
+    "STRING": "BYTES",
+    "UNDEFINED": "",
+}
 """Maps ONNX's datatypes to OIP's where the names differ."""
 
 _LARGE_PRIMES = (

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice, takewhile
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -22,9 +21,11 @@ if TYPE_CHECKING:
 DEFAULT_MAX_PIXELS = 64_000_000
 """Maximum total pixels of the pictures of one request."""
 
-_FORMS: Mapping[bytes, Literal["jpeg", "png", "webp"]] = MappingProxyType(
-    {b"\xff\xd8\xff": "jpeg", b"\x89PNG\r\n\x1a\n": "png", b"RIFF": "webp"}
-)
+_FORMS: Mapping[bytes, Literal["jpeg", "png", "webp"]] = {
+    b"\xff\xd8\xff": "jpeg",
+    b"\x89PNG\r\n\x1a\n": "png",
+    b"RIFF": "webp",
+}
 """How a file of each format begins."""
 
 _MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")

@@ -36,7 +36,7 @@ AS_SEEN = UplinkEncoding(None, quality=95, whole_color=True)
 """The encoding of pictures that are shrunk without a configured encoding: photographs of 224 pixels a side differ by at
 most 19 of 255 in any pixel, by 1.7 on average, from those not encoded again. PNG is lossless."""
 
-_DENSER: Mapping[str, float] = MappingProxyType({"jpeg": 2.0, "webp": 2.0, "png": 1.0})
+_DENSER: Mapping[str, float] = {"jpeg": 2.0, "webp": 2.0, "png": 1.0}
 """Factor by which a shrunk photograph has more bytes per pixel."""
 
 _WITHOUT_PLACES: frozenset[OutputKind] = frozenset({"probabilities", "logits", "embedding"})

@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 from urllib.parse import quote
 from xml.sax.saxutils import quoteattr
@@ -453,9 +452,7 @@ def _drop_pictures(folder: Path, usable: Sequence[Exported]) -> None:
             path.unlink()
 
 
-FORMATS: Mapping[str, Callable[[ExportTask, Path, str], LeftOut]] = MappingProxyType(
-    {
-        "label-studio": label_studio, "coco": coco, "yolo": yolo, "imagefolder": imagefolder, "csv": table_csv,
-        "parquet": table_parquet,
-    }
-)  # fmt: skip
+FORMATS: Mapping[str, Callable[[ExportTask, Path, str], LeftOut]] = {
+    "label-studio": label_studio, "coco": coco, "yolo": yolo, "imagefolder": imagefolder, "csv": table_csv,
+    "parquet": table_parquet,
+}  # fmt: skip

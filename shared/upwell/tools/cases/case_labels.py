@@ -10,7 +10,6 @@ import io
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -265,14 +264,10 @@ def _of_cells(label: str, value: str) -> Label | str:
     return Label(label=label)
 
 
-_EXPECTED: Mapping[str, str] = MappingProxyType(
-    {
-        "label-studio": "a list of tasks, as Label Studio exports it as JSON",
-        "coco": "an object with images, annotations and categories",
-        "csv": "columns id and label, or id and value",
-    }
-)
-_READERS: Mapping[str, Callable[[Path, bytes], Found]] = MappingProxyType(
-    {"label-studio": _studio, "coco": _coco, "csv": _csv}
-)
+_EXPECTED: Mapping[str, str] = {
+    "label-studio": "a list of tasks, as Label Studio exports it as JSON",
+    "coco": "an object with images, annotations and categories",
+    "csv": "columns id and label, or id and value",
+}
+_READERS: Mapping[str, Callable[[Path, bytes], Found]] = {"label-studio": _studio, "coco": _coco, "csv": _csv}
 IMPORTS = tuple(_READERS)

@@ -6,7 +6,6 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from upwell.edge.runtimes.onnxruntime_import import onnxruntime
@@ -16,18 +15,14 @@ from upwell.tools.devices.sample_models import try_samples
 
 _CPU = "CPUExecutionProvider"
 _OPTIONS = RuntimeOptions(threads=1)
-_ELSEWHERE: Mapping[str, str] = MappingProxyType(
-    {"AzureExecutionProvider": "it calls a network service, which is not this device"}
-)
-PLUGINS: Mapping[str, str] = MappingProxyType({"onnxruntime_qnn": "QNNExecutionProvider"})
+_ELSEWHERE: Mapping[str, str] = {"AzureExecutionProvider": "it calls a network service, which is not this device"}
+PLUGINS: Mapping[str, str] = {"onnxruntime_qnn": "QNNExecutionProvider"}
 """Packages with a plugin provider, and its name."""
 
-DEVICES: Mapping[str, Sequence[Mapping[str, str]]] = MappingProxyType(
-    {
-        "QNNExecutionProvider": ({"backend_type": "htp"}, {"backend_type": "gpu"}),
-        "OpenVINOExecutionProvider": ({"device_type": "NPU"}, {"device_type": "GPU"}, {"device_type": "CPU"}),
-    }
-)
+DEVICES: Mapping[str, Sequence[Mapping[str, str]]] = {
+    "QNNExecutionProvider": ({"backend_type": "htp"}, {"backend_type": "gpu"}),
+    "OpenVINOExecutionProvider": ({"device_type": "NPU"}, {"device_type": "GPU"}, {"device_type": "CPU"}),
+}
 """The options that select a device of providers with several; others choose their own."""
 
 

@@ -10,66 +10,60 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from upwell.edge.runtimes.runtime_options import usable_cores
 
-FEATURES: Mapping[str, str] = MappingProxyType(
-    {
-        "avx2": "AVX2",
-        "avx512f": "AVX-512",
-        "avx_vnni": "AVX-VNNI",
-        "avx512_vnni": "AVX-512 VNNI",
-        "amx_int8": "AMX int8",
-        "amx_bf16": "AMX bfloat16",
-        "asimd": "NEON",
-        "neon": "NEON",
-        "asimddp": "dot product",
-        "i8mm": "int8 matrix products",
-        "asimdhp": "half precision",
-        "bf16": "bfloat16",
-        "sve": "SVE",
-        "sme": "SME",
-    }
-)
+FEATURES: Mapping[str, str] = {
+    "avx2": "AVX2",
+    "avx512f": "AVX-512",
+    "avx_vnni": "AVX-VNNI",
+    "avx512_vnni": "AVX-512 VNNI",
+    "amx_int8": "AMX int8",
+    "amx_bf16": "AMX bfloat16",
+    "asimd": "NEON",
+    "neon": "NEON",
+    "asimddp": "dot product",
+    "i8mm": "int8 matrix products",
+    "asimdhp": "half precision",
+    "bf16": "bfloat16",
+    "sve": "SVE",
+    "sme": "SME",
+}
 """Flags of /proc/cpuinfo that affect the speed of int8 models, and with U8S8 their correctness."""
 
-DELEGATES: Mapping[str, str] = MappingProxyType(
-    {
-        "libedgetpu.so.1": "Coral Edge TPU",
-        "libvx_delegate.so": "VeriSilicon and NXP NPUs",
-        "libethosu_delegate.so": "Arm Ethos-U (NXP)",
-        "libarmnnDelegate.so": "Arm NN: Mali, Ethos-N",
-        "libQnnTFLiteDelegate.so": "Qualcomm",
-        "libneuron_stable_delegate.so": "MediaTek",
-        "libneuronusdk_adapter.mtk.so": "MediaTek",
-        "libhailort.so": "Hailo (its own runtime, not a delegate)",
-        "librknnrt.so": "Rockchip (its own runtime, not a delegate)",
-    }
-)
+DELEGATES: Mapping[str, str] = {
+    "libedgetpu.so.1": "Coral Edge TPU",
+    "libvx_delegate.so": "VeriSilicon and NXP NPUs",
+    "libethosu_delegate.so": "Arm Ethos-U (NXP)",
+    "libarmnnDelegate.so": "Arm NN: Mali, Ethos-N",
+    "libQnnTFLiteDelegate.so": "Qualcomm",
+    "libneuron_stable_delegate.so": "MediaTek",
+    "libneuronusdk_adapter.mtk.so": "MediaTek",
+    "libhailort.so": "Hailo (its own runtime, not a delegate)",
+    "librknnrt.so": "Rockchip (its own runtime, not a delegate)",
+}
 """Vendors' libraries by their names for the system's loader."""
 
-DEVICE_FILES: Mapping[str, str] = MappingProxyType(
-    {
-        "/dev/apex_*": "Coral Edge TPU on PCIe",
-        "/dev/accel/accel*": "an accelerator with a driver in the kernel's accel class (Intel NPU, Hailo, AMD XDNA …)",
-        "/dev/ethosu*": "Arm Ethos-U",
-        "/dev/ethosn*": "Arm Ethos-N",
-        "/dev/galcore": "VeriSilicon or NXP GPU/NPU",
-        "/dev/rknpu*": "Rockchip NPU",
-        "/dev/davinci[0-9]*": "Huawei Ascend",
-        "/dev/hailo*": "Hailo",
-        "/dev/fastrpc-cdsp*": "Qualcomm Hexagon",
-        "/dev/nvhost-*": "NVIDIA Jetson",
-        "/dev/nvidia[0-9]*": "NVIDIA GPU",
-        "/dev/dri/renderD*": "a GPU",
-    }
-)
+DEVICE_FILES: Mapping[str, str] = {
+    "/dev/apex_*": "Coral Edge TPU on PCIe",
+    "/dev/accel/accel*": "an accelerator with a driver in the kernel's accel class (Intel NPU, Hailo, AMD XDNA …)",
+    "/dev/ethosu*": "Arm Ethos-U",
+    "/dev/ethosn*": "Arm Ethos-N",
+    "/dev/galcore": "VeriSilicon or NXP GPU/NPU",
+    "/dev/rknpu*": "Rockchip NPU",
+    "/dev/davinci[0-9]*": "Huawei Ascend",
+    "/dev/hailo*": "Hailo",
+    "/dev/fastrpc-cdsp*": "Qualcomm Hexagon",
+    "/dev/nvhost-*": "NVIDIA Jetson",
+    "/dev/nvidia[0-9]*": "NVIDIA GPU",
+    "/dev/dri/renderD*": "a GPU",
+}
 """Device files that hint at an accelerator. A hint is not evidence: nothing is opened."""
 
-_USB_IDS: Mapping[str, str] = MappingProxyType(
-    {"1a6e:089a": "Coral Edge TPU on USB, before its firmware", "18d1:9302": "Coral Edge TPU on USB"}
-)
+_USB_IDS: Mapping[str, str] = {
+    "1a6e:089a": "Coral Edge TPU on USB, before its firmware",
+    "18d1:9302": "Coral Edge TPU on USB",
+}
 _FOLDERS = ("/usr/local/lib", "/usr/lib", "/lib", "/usr/lib64", "/lib64", "/vendor/lib64", "/opt/lib")
 _LDCONFIG_S = 10.0
 

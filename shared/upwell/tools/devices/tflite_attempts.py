@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,9 @@ from upwell.tools.devices.runtime_probe import DeviceAttempt, DeviceCheck, Row, 
 from upwell.tools.devices.sample_models import SampleModel, samples, try_samples
 
 NPU = "litert_npu"
-DEVICES: Mapping[str, Sequence[Mapping[str, str]]] = MappingProxyType(
-    {"intel_openvino": tuple({"graph_backend": device} for device in ("NPU", "GPU", "CPU"))}
-)
+DEVICES: Mapping[str, Sequence[Mapping[str, str]]] = {
+    "intel_openvino": tuple({"graph_backend": device} for device in ("NPU", "GPU", "CPU"))
+}
 """The options that select a device of vendors with several; others have one."""
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -187,15 +186,13 @@ def _judged(cases: Path, model: str, *, by_cloud: bool) -> tuple[str, list[Judge
     return models[0], judged, settings, len(found) - len(judged)
 
 
-_REPLAYED: Mapping[str, Callable[[Mapping[str, Any]], str]] = MappingProxyType(
-    {
-        "replayed: late": lambda one: f"{one['late']:.1%}",
-        "  right and in time": lambda one: "–" if one["right"] is None else f"{one['right']:.1%}",
-        "  99th percentile": lambda one: "–" if one["p99_s"] is None else f"{one['p99_s'] * 1e3:.0f} ms",
-        "  sent up": lambda one: f"{one['sent_up']:.1%}, {one['bytes_up'] / 1e6:.1f} MB",
-        "  cost": lambda one: f"{one['cost']:.4g}",
-    }
-)
+_REPLAYED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "replayed: late": lambda one: f"{one['late']:.1%}",
+    "  right and in time": lambda one: "–" if one["right"] is None else f"{one['right']:.1%}",
+    "  99th percentile": lambda one: "–" if one["p99_s"] is None else f"{one['p99_s'] * 1e3:.0f} ms",
+    "  sent up": lambda one: f"{one['sent_up']:.1%}, {one['bytes_up'] / 1e6:.1f} MB",
+    "  cost": lambda one: f"{one['cost']:.4g}",
+}
 
 
 def _covered(judged: list[Judged]) -> str:

@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -196,5 +195,5 @@ def _named(data: bytes, network: TorchNetwork) -> bytes:
     return bytes(builder.Output())
 
 
-FORMATS: Mapping[str, Callable[[TorchNetwork], bytes]] = MappingProxyType({".onnx": _onnx, ".tflite": _tflite})
+FORMATS: Mapping[str, Callable[[TorchNetwork], bytes]] = {".onnx": _onnx, ".tflite": _tflite}
 """The exporter for each suffix."""

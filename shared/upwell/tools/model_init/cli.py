@@ -9,7 +9,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -62,20 +61,18 @@ _COREML = "Core ML's format: export the original model to ONNX; the accelerator 
 _TAO = "NVIDIA TAO's own format: `tao model ARCHITECTURE export` writes ONNX"
 _EDGE_IMPULSE = "an Edge Impulse program: download the project's deployment `TensorFlow Lite` or `ONNX` instead"
 
-FORMATS: Mapping[str, str] = MappingProxyType(
-    {
-        ".pt": _TORCH, ".pth": _TORCH, ".safetensors": _TORCH, ".ckpt": _TORCH, ".pt2": _TORCH,
-        ".h5": _KERAS, ".keras": _KERAS,
-        ".pkl": _PICKLE, ".pickle": _PICKLE, ".joblib": _PICKLE,
-        ".ubj": _TREES, ".xgb": _TREES, ".lgb": _TREES,
-        ".xml": _OPENVINO, ".blob": _OPENVINO,
-        ".engine": _ENGINE, ".plan": _ENGINE, ".trt": _ENGINE,
-        ".mlmodel": _COREML, ".mlpackage": _COREML,
-        ".etlt": _TAO, ".tlt": _TAO, ".hdf5": _TAO,
-        ".eim": _EDGE_IMPULSE, ".lite": _LITE,
-        ".pb": "a TensorFlow graph: `python -m tf2onnx.convert --saved-model FOLDER --output model.onnx`",
-    }
-)  # fmt: skip
+FORMATS: Mapping[str, str] = {
+    ".pt": _TORCH, ".pth": _TORCH, ".safetensors": _TORCH, ".ckpt": _TORCH, ".pt2": _TORCH,
+    ".h5": _KERAS, ".keras": _KERAS,
+    ".pkl": _PICKLE, ".pickle": _PICKLE, ".joblib": _PICKLE,
+    ".ubj": _TREES, ".xgb": _TREES, ".lgb": _TREES,
+    ".xml": _OPENVINO, ".blob": _OPENVINO,
+    ".engine": _ENGINE, ".plan": _ENGINE, ".trt": _ENGINE,
+    ".mlmodel": _COREML, ".mlpackage": _COREML,
+    ".etlt": _TAO, ".tlt": _TAO, ".hdf5": _TAO,
+    ".eim": _EDGE_IMPULSE, ".lite": _LITE,
+    ".pb": "a TensorFlow graph: `python -m tf2onnx.convert --saved-model FOLDER --output model.onnx`",
+}  # fmt: skip
 """Suffix -> what it is and what to do; `{name}` is the file's name."""
 
 _IN_A_FOLDER = ("model.onnx", "onnx/model.onnx", "model.tflite", "weights/best.onnx")

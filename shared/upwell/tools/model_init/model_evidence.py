@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 
@@ -129,7 +128,7 @@ _FLOAT_ONNX, _FLOAT_TFLITE = 1, 0
 _BUFFERS = 4
 _MOST_BYTES = 4096
 _SAME_BOXES = ("Identity", "Cast", "Transpose")
-_TFLITE: Mapping[int, str] = MappingProxyType({18: "Mul", 39: "Transpose", 41: "Sub", 42: "Div"})
+_TFLITE: Mapping[int, str] = {18: "Mul", 39: "Transpose", 41: "Sub", 42: "Div"}
 _SMALL, _LARGE, _MANY_LEVELS = 0.02, 50.0, 2.0
 """Factors, divisors and means of pixels; those of numbers from 0 to 1 are nowhere near."""
 

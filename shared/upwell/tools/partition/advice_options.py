@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TypeVar
 
 from upwell.shared.errors import ConfigError, Problem
@@ -20,10 +19,14 @@ from upwell.tools.terminal import parsed
 
 TIERS = (EDGE, CLOUD)
 OBJECTIVES = ("latency", "energy", "cost", "weighted")
-_POWER: Mapping[str, str] = MappingProxyType(
-    {"busy": "busy_w", "idle": "idle_w", "send": "send_w", "receive": "receive_w", "byte": "joules_per_byte"}
-)
-_PRICE: Mapping[str, str] = MappingProxyType({"second": "cloud_second", "request": "cloud_request", "gb": "uplink_gb"})
+_POWER: Mapping[str, str] = {
+    "busy": "busy_w",
+    "idle": "idle_w",
+    "send": "send_w",
+    "receive": "receive_w",
+    "byte": "joules_per_byte",
+}
+_PRICE: Mapping[str, str] = {"second": "cloud_second", "request": "cloud_request", "gb": "uplink_gb"}
 _WATTS = re.compile(r"([0-9]+(?:\.[0-9]+)?)(mW|W)")
 _SIZE = re.compile(r"([0-9]{1,5})x([0-9]{1,5})")
 T = TypeVar("T")

@@ -59,21 +59,19 @@ def _ms(value: float | None) -> str:
     return "–" if value is None else f"{value * 1e3:.0f} ms"
 
 
-_ROWS: Mapping[str, Callable[[SimulationReport], str]] = MappingProxyType(
-    {
-        "requests": lambda report: str(report.requests),
-        "answered": lambda report: str(report.answered),
-        "in time": lambda report: _share(report.deadline_hit_rate),
-        "right and in time": lambda report: _share(report.accuracy),
-        "median": lambda report: _ms(report.p50_s),
-        "95th percentile": lambda report: _ms(report.p95_s),
-        "99th percentile": lambda report: _ms(report.p99_s),
-        "sent up": lambda report: _share(report.cloud_share),
-        "bytes up": lambda report: f"{report.bytes_up / 1e6:.1f} MB",
-        "cost": lambda report: f"{report.cost:.4g}",
-        "energy": lambda report: f"{report.energy_j:.4g} J",
-    }
-)
+_ROWS: Mapping[str, Callable[[SimulationReport], str]] = {
+    "requests": lambda report: str(report.requests),
+    "answered": lambda report: str(report.answered),
+    "in time": lambda report: _share(report.deadline_hit_rate),
+    "right and in time": lambda report: _share(report.accuracy),
+    "median": lambda report: _ms(report.p50_s),
+    "95th percentile": lambda report: _ms(report.p95_s),
+    "99th percentile": lambda report: _ms(report.p99_s),
+    "sent up": lambda report: _share(report.cloud_share),
+    "bytes up": lambda report: f"{report.bytes_up / 1e6:.1f} MB",
+    "cost": lambda report: f"{report.cost:.4g}",
+    "energy": lambda report: f"{report.energy_j:.4g} J",
+}
 
 
 def show(reports: Mapping[str, SimulationReport], swept: Sequence[Mapping[str, Any]] | None, plot: Path | None) -> None:

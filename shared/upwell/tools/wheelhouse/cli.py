@@ -21,7 +21,6 @@ from email.message import Message
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -285,17 +284,15 @@ def sbom(wheels: Sequence[Wheel], now: datetime, serial: uuid.UUID) -> Mapping[s
     }  # fmt: skip
 
 
-BOXES: Mapping[str, DeviceTarget] = MappingProxyType(
-    {
-        "debian-12": DeviceTarget("3.11", "x86_64", 36),
-        "debian-13": DeviceTarget("3.13", "x86_64", 41),
-        "debian-12-arm": DeviceTarget("3.11", "aarch64", 36),
-        "raspberry-pi-os-12": DeviceTarget("3.11", "aarch64", 36),
-        "raspberry-pi-os-13": DeviceTarget("3.13", "aarch64", 41),
-        "jetpack-6": DeviceTarget("3.10", "aarch64", 35),
-        "ubuntu-24.04": DeviceTarget("3.12", "x86_64", 39),
-    }
-)
+BOXES: Mapping[str, DeviceTarget] = {
+    "debian-12": DeviceTarget("3.11", "x86_64", 36),
+    "debian-13": DeviceTarget("3.13", "x86_64", 41),
+    "debian-12-arm": DeviceTarget("3.11", "aarch64", 36),
+    "raspberry-pi-os-12": DeviceTarget("3.11", "aarch64", 36),
+    "raspberry-pi-os-13": DeviceTarget("3.13", "aarch64", 41),
+    "jetpack-6": DeviceTarget("3.10", "aarch64", 35),
+    "ubuntu-24.04": DeviceTarget("3.12", "x86_64", 39),
+}
 """Names for targets."""
 
 

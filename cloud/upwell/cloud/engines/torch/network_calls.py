@@ -13,7 +13,6 @@ import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -30,13 +29,14 @@ NetworkCall: TypeAlias = Callable[[Sequence[torch.Tensor]], Tensors]
 Record: TypeAlias = Callable[[Callable[[], Tensors]], "tuple[Callable[[], None], Tensors]"]
 """Captures a call: returns the function that replays it, and the tensors that every replay writes to."""
 
-PRECISIONS: Mapping[str, torch.dtype] = MappingProxyType(
-    {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-)
-_FLOATS: Mapping[str, torch.dtype] = MappingProxyType(
-    {"FP16": torch.float16, "BF16": torch.bfloat16, "FP32": torch.float32, "FP64": torch.float64}
-)
-_BACKENDS: Mapping[str, str] = MappingProxyType({"hpu": "hpu_backend", "neuron": "neuron"})
+PRECISIONS: Mapping[str, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_FLOATS: Mapping[str, torch.dtype] = {
+    "FP16": torch.float16,
+    "BF16": torch.bfloat16,
+    "FP32": torch.float32,
+    "FP64": torch.float64,
+}
+_BACKENDS: Mapping[str, str] = {"hpu": "hpu_backend", "neuron": "neuron"}
 """Compiler backends of devices that torch's default does not support, as named by their packages."""
 _RUNS_BEFORE_CAPTURE = 3
 """Number of runs before a capture: the first runs choose kernels and allocate memory, which a capture must not."""

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import ClassVar
 
 # A failing plugin of another accelerator would break `import torch` itself.
@@ -63,28 +62,25 @@ class DevicePackage:
     install: str
 
 
-PACKAGES: Mapping[str, DevicePackage] = MappingProxyType(
-    {
-        "hpu": DevicePackage("habana_frameworks.torch.core", "use Intel Gaudi's PyTorch image, which includes it"),
-        "neuron": DevicePackage("torch_neuronx", "install torch-neuronx of torch's version from AWS Neuron's index"),
-        "npu": DevicePackage("torch_npu", "pip install torch-npu, of torch's version, beside Huawei's CANN"),
-        "tpu": DevicePackage("torch_tpu", "pip install torch-tpu"),
-    }
-)
+PACKAGES: Mapping[str, DevicePackage] = {
+    "hpu": DevicePackage("habana_frameworks.torch.core", "use Intel Gaudi's PyTorch image, which includes it"),
+    "neuron": DevicePackage("torch_neuronx", "install torch-neuronx of torch's version from AWS Neuron's index"),
+    "npu": DevicePackage("torch_npu", "pip install torch-npu, of torch's version, beside Huawei's CANN"),
+    "tpu": DevicePackage("torch_tpu", "pip install torch-tpu"),
+}
 """Packages by device name. Each is imported only for a model on that device, since a broken one would break all of
 torch."""
 
-_BUILDS: Mapping[str, str] = MappingProxyType(
-    {
-        "cuda": "it needs a torch built for CUDA or ROCm, its driver and a device",
-        "xpu": "it needs torch's build for Intel GPUs, its driver and a device",
-        "mps": "it needs torch on a Mac with Apple silicon",
-    }
-)
+_BUILDS: Mapping[str, str] = {
+    "cuda": "it needs a torch built for CUDA or ROCm, its driver and a device",
+    "xpu": "it needs torch's build for Intel GPUs, its driver and a device",
+    "mps": "it needs torch on a Mac with Apple silicon",
+}
 
-_UNITS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"bf16": ("amx_bf16", "bf16", "sve_bf16"), "fp16": ("amx_fp16", "avx512_fp16", "fp16_arith")}
-)
+_UNITS: Mapping[str, tuple[str, ...]] = {
+    "bf16": ("amx_bf16", "bf16", "sve_bf16"),
+    "fp16": ("amx_fp16", "avx512_fp16", "fp16_arith"),
+}
 """CPU features for half-precision multiplication, on x86-64 and ARM. On an x86-64 CPU with only AVX2 a ResNet-18 took
 6.6 times as long in bf16 as in fp32."""
 

@@ -43,9 +43,9 @@ _NO_FALLBACK = {"enable_fallback": 0}
 """Without this a failing session prints to standard output and silently recreates itself on the CPU."""
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
-_STRICT: Mapping[str, str] = MappingProxyType({"session.disable_cpu_ep_fallback": "1"})
+_STRICT: Mapping[str, str] = {"session.disable_cpu_ep_fallback": "1"}
 _LEFT_NODES = "assigned to the default CPU EP"
-_EXACT: Mapping[str, str] = MappingProxyType({"session.x64quantprecision": "1"})
+_EXACT: Mapping[str, str] = {"session.x64quantprecision": "1"}
 """Rewrites int8 weights as uint8, which uses another kernel. Only effective on x86-64."""
 
 Opened: TypeAlias = "tuple[Any, Sequence[AssignedNode]]"

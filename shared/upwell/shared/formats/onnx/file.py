@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path, PurePath
-from types import MappingProxyType
 from typing import TypeAlias, overload
 
 from upwell.shared.files import LeadsOut, Unconfined, open_plain, plain_file
@@ -139,25 +138,23 @@ _ENTRY = "StringStringEntryProto"
 LOCATION = "location"
 """The key of the entry that names the file of a tensor's external data."""
 
-MESSAGES: Mapping[str, Mapping[int, str]] = MappingProxyType(
-    {
-        "ModelProto": {7: "GraphProto", 20: "TrainingInfoProto", 25: "FunctionProto"},
-        "TrainingInfoProto": {1: "GraphProto", 2: "GraphProto"},
-        "GraphProto": {1: "NodeProto", 5: "TensorProto", 15: "SparseTensorProto"},
-        "FunctionProto": {7: "NodeProto", 11: "AttributeProto"},
-        "NodeProto": {5: "AttributeProto"},
-        "AttributeProto": {
-            5: "TensorProto",
-            6: "GraphProto",
-            10: "TensorProto",
-            11: "GraphProto",
-            22: "SparseTensorProto",
-            23: "SparseTensorProto",
-        },
-        "SparseTensorProto": {1: "TensorProto", 2: "TensorProto"},
-        "TensorProto": {13: _ENTRY},
-    }
-)
+MESSAGES: Mapping[str, Mapping[int, str]] = {
+    "ModelProto": {7: "GraphProto", 20: "TrainingInfoProto", 25: "FunctionProto"},
+    "TrainingInfoProto": {1: "GraphProto", 2: "GraphProto"},
+    "GraphProto": {1: "NodeProto", 5: "TensorProto", 15: "SparseTensorProto"},
+    "FunctionProto": {7: "NodeProto", 11: "AttributeProto"},
+    "NodeProto": {5: "AttributeProto"},
+    "AttributeProto": {
+        5: "TensorProto",
+        6: "GraphProto",
+        10: "TensorProto",
+        11: "GraphProto",
+        22: "SparseTensorProto",
+        23: "SparseTensorProto",
+    },
+    "SparseTensorProto": {1: "TensorProto", 2: "TensorProto"},
+    "TensorProto": {13: _ENTRY},
+}
 """The paths from a model to a tensor's `external_data`: message of `onnx.proto` -> field number -> message there."""
 
 MAX_DEPTH = 100  # protobuf's own limit: runtimes refuse deeper nesting

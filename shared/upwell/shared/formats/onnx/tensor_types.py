@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,24 +11,22 @@ import numpy as np
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.tensors import DTYPES, Array, TensorSpec
 
-DATATYPES: Mapping[str, str] = MappingProxyType(
-    {
-        "tensor(bool)": "BOOL",
-        "tensor(uint8)": "UINT8",
-        "tensor(uint16)": "UINT16",
-        "tensor(uint32)": "UINT32",
-        "tensor(uint64)": "UINT64",
-        "tensor(int8)": "INT8",
-        "tensor(int16)": "INT16",
-        "tensor(int32)": "INT32",
-        "tensor(int64)": "INT64",
-        "tensor(float16)": "FP16",
-        "tensor(bfloat16)": "BF16",
-        "tensor(float)": "FP32",
-        "tensor(double)": "FP64",
-        "tensor(string)": "BYTES",
-    }
-)
+DATATYPES: Mapping[str, str] = {
+    "tensor(bool)": "BOOL",
+    "tensor(uint8)": "UINT8",
+    "tensor(uint16)": "UINT16",
+    "tensor(uint32)": "UINT32",
+    "tensor(uint64)": "UINT64",
+    "tensor(int8)": "INT8",
+    "tensor(int16)": "INT16",
+    "tensor(int32)": "INT32",
+    "tensor(int64)": "INT64",
+    "tensor(float16)": "FP16",
+    "tensor(bfloat16)": "BF16",
+    "tensor(float)": "FP32",
+    "tensor(double)": "FP64",
+    "tensor(string)": "BYTES",
+}
 """Maps ONNX types, as ONNX Runtime writes them, to OIP datatypes."""
 
 _MOST_BYTES = (1 << 31) - 1

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import field
 from functools import lru_cache
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import unquote
 
@@ -26,7 +25,7 @@ from upwell.shared.value_classes import value_class
 if TYPE_CHECKING:  # a client, and an agent by itself, does without it
     import grpc
 
-_PERIOD_S: Mapping[str, float] = MappingProxyType({"s": 1.0, "min": 60.0, "h": 3600.0, "day": 86400.0})
+_PERIOD_S: Mapping[str, float] = {"s": 1.0, "min": 60.0, "h": 3600.0, "day": 86400.0}
 
 
 def _refill(amount: float, period: str, value: object) -> Refill:

@@ -32,9 +32,9 @@ MAX_BYTES_ELEMENTS = 1 << 18
 MAX_ID_CHARACTERS = 1000
 """Maximum length of a request's ID, which appears in its answer, in logs and in traces."""
 
-_UNSUPPORTED: Mapping[str, str] = MappingProxyType(
-    {"shared_memory_region": "send plain contents; on the same machine, over a unix socket"}
-)
+_UNSUPPORTED: Mapping[str, str] = {
+    "shared_memory_region": "send plain contents; on the same machine, over a unix socket"
+}
 """Unsupported parameters of tensors, with the alternative. Ignoring them would give a wrong answer."""
 
 _SEQUENCES = ("sequence_id", "sequence_start", "sequence_end")
@@ -47,22 +47,20 @@ _LENGTH = struct.Struct("<I")
 PLAIN = MappingProxyType({name: dtype for name, dtype in DTYPES.items() if name not in ("BYTES", "BOOL")})
 """Datatypes for which any bytes are valid elements."""
 
-TYPED_FIELDS: Mapping[str, str] = MappingProxyType(
-    {
-        "BOOL": "bool_contents",
-        "UINT8": "uint_contents",
-        "UINT16": "uint_contents",
-        "UINT32": "uint_contents",
-        "UINT64": "uint64_contents",
-        "INT8": "int_contents",
-        "INT16": "int_contents",
-        "INT32": "int_contents",
-        "INT64": "int64_contents",
-        "FP32": "fp32_contents",
-        "FP64": "fp64_contents",
-        "BYTES": "bytes_contents",
-    }
-)
+TYPED_FIELDS: Mapping[str, str] = {
+    "BOOL": "bool_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
 """The field of `InferTensorContents` for each datatype. FP16 and BF16 have none: raw contents only."""
 
 

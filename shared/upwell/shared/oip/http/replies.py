@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from types import MappingProxyType
 
 import grpc
 
@@ -30,22 +29,20 @@ CLIENT_CLOSED_REQUEST = 499
 _RETRY_AFTER_S = 1
 """The default of Retry-After, in whole seconds."""
 
-HTTP_STATUSES: Mapping[grpc.StatusCode, int] = MappingProxyType(
-    {
-        grpc.StatusCode.INVALID_ARGUMENT: HTTPStatus.BAD_REQUEST,
-        grpc.StatusCode.NOT_FOUND: HTTPStatus.NOT_FOUND,
-        grpc.StatusCode.RESOURCE_EXHAUSTED: HTTPStatus.TOO_MANY_REQUESTS,
-        grpc.StatusCode.ABORTED: HTTPStatus.CONFLICT,
-        grpc.StatusCode.FAILED_PRECONDITION: HTTPStatus.BAD_REQUEST,
-        grpc.StatusCode.DEADLINE_EXCEEDED: HTTPStatus.GATEWAY_TIMEOUT,
-        grpc.StatusCode.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
-        grpc.StatusCode.UNIMPLEMENTED: HTTPStatus.NOT_IMPLEMENTED,
-        grpc.StatusCode.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
-        grpc.StatusCode.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
-        grpc.StatusCode.CANCELLED: CLIENT_CLOSED_REQUEST,
-        grpc.StatusCode.INTERNAL: HTTPStatus.INTERNAL_SERVER_ERROR,
-    }
-)
+HTTP_STATUSES: Mapping[grpc.StatusCode, int] = {
+    grpc.StatusCode.INVALID_ARGUMENT: HTTPStatus.BAD_REQUEST,
+    grpc.StatusCode.NOT_FOUND: HTTPStatus.NOT_FOUND,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: HTTPStatus.TOO_MANY_REQUESTS,
+    grpc.StatusCode.ABORTED: HTTPStatus.CONFLICT,
+    grpc.StatusCode.FAILED_PRECONDITION: HTTPStatus.BAD_REQUEST,
+    grpc.StatusCode.DEADLINE_EXCEEDED: HTTPStatus.GATEWAY_TIMEOUT,
+    grpc.StatusCode.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
+    grpc.StatusCode.UNIMPLEMENTED: HTTPStatus.NOT_IMPLEMENTED,
+    grpc.StatusCode.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
+    grpc.StatusCode.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
+    grpc.StatusCode.CANCELLED: CLIENT_CLOSED_REQUEST,
+    grpc.StatusCode.INTERNAL: HTTPStatus.INTERNAL_SERVER_ERROR,
+}
 """Maps gRPC statuses to HTTP statuses as in google.rpc.Code."""
 
 _TRY_AGAIN = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})

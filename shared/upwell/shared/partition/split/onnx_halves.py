@@ -19,7 +19,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -39,23 +38,21 @@ from upwell.shared.tensors import Array
 MODEL_FILE = "model.onnx"
 WEIGHTS_FILE = "model.onnx.data"
 
-ELEMENT_TYPES: Mapping[str, int] = MappingProxyType(
-    {
-        "BOOL": TensorProto.BOOL,
-        "UINT8": TensorProto.UINT8,
-        "UINT16": TensorProto.UINT16,
-        "UINT32": TensorProto.UINT32,
-        "UINT64": TensorProto.UINT64,
-        "INT8": TensorProto.INT8,
-        "INT16": TensorProto.INT16,
-        "INT32": TensorProto.INT32,
-        "INT64": TensorProto.INT64,
-        "FP16": TensorProto.FLOAT16,
-        "BF16": TensorProto.BFLOAT16,
-        "FP32": TensorProto.FLOAT,
-        "FP64": TensorProto.DOUBLE,
-    }
-)
+ELEMENT_TYPES: Mapping[str, int] = {
+    "BOOL": TensorProto.BOOL,
+    "UINT8": TensorProto.UINT8,
+    "UINT16": TensorProto.UINT16,
+    "UINT32": TensorProto.UINT32,
+    "UINT64": TensorProto.UINT64,
+    "INT8": TensorProto.INT8,
+    "INT16": TensorProto.INT16,
+    "INT32": TensorProto.INT32,
+    "INT64": TensorProto.INT64,
+    "FP16": TensorProto.FLOAT16,
+    "BF16": TensorProto.BFLOAT16,
+    "FP32": TensorProto.FLOAT,
+    "FP64": TensorProto.DOUBLE,
+}
 """Maps OIP datatypes that can cross a cut to ONNX element types."""
 
 _METADATA = "upwell.split."

@@ -8,7 +8,6 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import grpc
@@ -146,23 +145,21 @@ class RemoteError(UpwellError):
         super().__init__(text)
 
 
-KINDS: Mapping[grpc.StatusCode, RemoteErrorKind] = MappingProxyType(
-    {
-        grpc.StatusCode.UNAVAILABLE: RemoteErrorKind.UNAVAILABLE,
-        grpc.StatusCode.DEADLINE_EXCEEDED: RemoteErrorKind.DEADLINE,
-        grpc.StatusCode.CANCELLED: RemoteErrorKind.CANCELLED,
-        grpc.StatusCode.RESOURCE_EXHAUSTED: RemoteErrorKind.RESOURCE_EXHAUSTED,
-        grpc.StatusCode.INVALID_ARGUMENT: RemoteErrorKind.INVALID_ARGUMENT,
-        grpc.StatusCode.OUT_OF_RANGE: RemoteErrorKind.INVALID_ARGUMENT,
-        grpc.StatusCode.NOT_FOUND: RemoteErrorKind.NOT_FOUND,
-        grpc.StatusCode.FAILED_PRECONDITION: RemoteErrorKind.FAILED_PRECONDITION,
-        grpc.StatusCode.UNAUTHENTICATED: RemoteErrorKind.UNAUTHENTICATED,
-        grpc.StatusCode.PERMISSION_DENIED: RemoteErrorKind.PERMISSION_DENIED,
-        grpc.StatusCode.ABORTED: RemoteErrorKind.ABORTED,
-        grpc.StatusCode.UNIMPLEMENTED: RemoteErrorKind.UNIMPLEMENTED,
-        grpc.StatusCode.DATA_LOSS: RemoteErrorKind.GARBAGE,
-    }
-)
+KINDS: Mapping[grpc.StatusCode, RemoteErrorKind] = {
+    grpc.StatusCode.UNAVAILABLE: RemoteErrorKind.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED: RemoteErrorKind.DEADLINE,
+    grpc.StatusCode.CANCELLED: RemoteErrorKind.CANCELLED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: RemoteErrorKind.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.INVALID_ARGUMENT: RemoteErrorKind.INVALID_ARGUMENT,
+    grpc.StatusCode.OUT_OF_RANGE: RemoteErrorKind.INVALID_ARGUMENT,
+    grpc.StatusCode.NOT_FOUND: RemoteErrorKind.NOT_FOUND,
+    grpc.StatusCode.FAILED_PRECONDITION: RemoteErrorKind.FAILED_PRECONDITION,
+    grpc.StatusCode.UNAUTHENTICATED: RemoteErrorKind.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED: RemoteErrorKind.PERMISSION_DENIED,
+    grpc.StatusCode.ABORTED: RemoteErrorKind.ABORTED,
+    grpc.StatusCode.UNIMPLEMENTED: RemoteErrorKind.UNIMPLEMENTED,
+    grpc.StatusCode.DATA_LOSS: RemoteErrorKind.GARBAGE,
+}
 """Maps gRPC statuses to error kinds; all others are INTERNAL."""
 
 # gRPC has no status for this: these are words of OpenSSL and of gRPC's own check of the name.

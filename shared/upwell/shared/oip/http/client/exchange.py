@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
-from types import MappingProxyType
 
 import grpc
 
@@ -32,28 +31,26 @@ from upwell.shared.oip.http.client.connection_pool import CONNECT_S
 from upwell.shared.oip.http.client.environment_proxy import ProxyRoute, proxy_for
 from upwell.shared.oip.http.replies import CLIENT_CLOSED_REQUEST, RETRY_MS_HEADER, STATUS_HEADER
 
-STATUS_KINDS: Mapping[int, RemoteErrorKind] = MappingProxyType(
-    {
-        HTTPStatus.BAD_REQUEST: RemoteErrorKind.INVALID_ARGUMENT,
-        HTTPStatus.UNAUTHORIZED: RemoteErrorKind.UNAUTHENTICATED,
-        HTTPStatus.FORBIDDEN: RemoteErrorKind.PERMISSION_DENIED,
-        HTTPStatus.NOT_FOUND: RemoteErrorKind.NOT_FOUND,
-        HTTPStatus.METHOD_NOT_ALLOWED: RemoteErrorKind.UNIMPLEMENTED,
-        HTTPStatus.PROXY_AUTHENTICATION_REQUIRED: RemoteErrorKind.UNAVAILABLE,
-        HTTPStatus.REQUEST_TIMEOUT: RemoteErrorKind.UNAVAILABLE,
-        HTTPStatus.CONFLICT: RemoteErrorKind.ABORTED,
-        HTTPStatus.LENGTH_REQUIRED: RemoteErrorKind.UNIMPLEMENTED,
-        HTTPStatus.REQUEST_ENTITY_TOO_LARGE: RemoteErrorKind.RESOURCE_EXHAUSTED,
-        HTTPStatus.UNSUPPORTED_MEDIA_TYPE: RemoteErrorKind.UNIMPLEMENTED,
-        HTTPStatus.UNPROCESSABLE_ENTITY: RemoteErrorKind.INVALID_ARGUMENT,
-        HTTPStatus.TOO_MANY_REQUESTS: RemoteErrorKind.RESOURCE_EXHAUSTED,
-        CLIENT_CLOSED_REQUEST: RemoteErrorKind.CANCELLED,
-        HTTPStatus.NOT_IMPLEMENTED: RemoteErrorKind.UNIMPLEMENTED,
-        HTTPStatus.BAD_GATEWAY: RemoteErrorKind.UNAVAILABLE,
-        HTTPStatus.SERVICE_UNAVAILABLE: RemoteErrorKind.UNAVAILABLE,
-        HTTPStatus.GATEWAY_TIMEOUT: RemoteErrorKind.DEADLINE,
-    }
-)
+STATUS_KINDS: Mapping[int, RemoteErrorKind] = {
+    HTTPStatus.BAD_REQUEST: RemoteErrorKind.INVALID_ARGUMENT,
+    HTTPStatus.UNAUTHORIZED: RemoteErrorKind.UNAUTHENTICATED,
+    HTTPStatus.FORBIDDEN: RemoteErrorKind.PERMISSION_DENIED,
+    HTTPStatus.NOT_FOUND: RemoteErrorKind.NOT_FOUND,
+    HTTPStatus.METHOD_NOT_ALLOWED: RemoteErrorKind.UNIMPLEMENTED,
+    HTTPStatus.PROXY_AUTHENTICATION_REQUIRED: RemoteErrorKind.UNAVAILABLE,
+    HTTPStatus.REQUEST_TIMEOUT: RemoteErrorKind.UNAVAILABLE,
+    HTTPStatus.CONFLICT: RemoteErrorKind.ABORTED,
+    HTTPStatus.LENGTH_REQUIRED: RemoteErrorKind.UNIMPLEMENTED,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: RemoteErrorKind.RESOURCE_EXHAUSTED,
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: RemoteErrorKind.UNIMPLEMENTED,
+    HTTPStatus.UNPROCESSABLE_ENTITY: RemoteErrorKind.INVALID_ARGUMENT,
+    HTTPStatus.TOO_MANY_REQUESTS: RemoteErrorKind.RESOURCE_EXHAUSTED,
+    CLIENT_CLOSED_REQUEST: RemoteErrorKind.CANCELLED,
+    HTTPStatus.NOT_IMPLEMENTED: RemoteErrorKind.UNIMPLEMENTED,
+    HTTPStatus.BAD_GATEWAY: RemoteErrorKind.UNAVAILABLE,
+    HTTPStatus.SERVICE_UNAVAILABLE: RemoteErrorKind.UNAVAILABLE,
+    HTTPStatus.GATEWAY_TIMEOUT: RemoteErrorKind.DEADLINE,
+}
 """Maps HTTP statuses to error kinds if the answer does not name the gRPC status; all others are INTERNAL."""
 
 _MAX_ERROR_BYTES = 64 << 10
