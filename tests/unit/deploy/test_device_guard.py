@@ -135,3 +135,57 @@ def test_what_a_trial_needs_to_know_is_on_the_disk_before_its_file_has_its_name(
     monkeypatch.setattr(os, "fsync", lambda file: synced.append((os.fstat(file).st_size, path.exists())))
     device_installer.write(path, "{}")
     assert (synced, path.read_text()) == ([(2, False)], "{}")
+
+
+def test_an_upgrade_during_a_trial_leaves_the_version_to_go_back_to(device: Device, tmp_path: Path) -> None:
+    kept = tmp_path / "a" / "python"
+    kept.touch()
+    with pytest.raises(device_installer.InstallFailed, match="still on trial"):
+        device_installer.upgrade(tmp_path, TRIAL_S)
+    assert kept.exists()
+    device.start(4)
+    with pytest.raises(device_installer.InstallFailed, match="no wheels for this machine"):
+        device_installer.upgrade(tmp_path, TRIAL_S)
+
+
+def test_a_start_that_a_full_disk_leaves_uncounted_goes_back(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(device_installer, "write", full)
+    device.start()
+    assert (device.slot, device.is_on_trial) == ("a", False)
+
+
+def test_the_script_that_every_start_runs_is_never_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "upwell-device"
+    script.write_text("the former one")
+    monkeypatch.setattr(device_installer, "SCRIPT", script)
+
+    def cut(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as power:
+        power.setattr(os, "fsync", cut)
+        with pytest.raises(OSError, match="Input/output"):
+            device_installer.keep_script()
+    assert script.read_text() == "the former one"
+    device_installer.keep_script()
+    assert script.read_text() == Path(device_installer.__file__).read_text()
+    assert script.stat().st_mode & 0o777 == 0o755
+
+
+def test_an_installation_that_was_cut_short_is_told_from_a_folder_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "agent.yaml").touch()
+    for name, path in (("CURRENT", "current"), ("HOME", "home"), ("MADE", "home/made.json")):
+        monkeypatch.setattr(device_installer, name, tmp_path / path)
+    (tmp_path / "home").mkdir()
+    with pytest.raises(device_installer.InstallFailed, match="was not made by this script"):
+        device_installer.install(tmp_path, tmp_path, TRIAL_S)
+    (tmp_path / "home" / "made.json").touch()
+    with pytest.raises(device_installer.InstallFailed, match="was cut short; expected `remove` first"):
+        device_installer.install(tmp_path, tmp_path, TRIAL_S)

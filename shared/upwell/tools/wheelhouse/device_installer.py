@@ -100,6 +100,7 @@ def make_environment(slot: Path, wheels: Path) -> str:
         # From the wheel itself: Debian's venv has no pip unless python3-venv is installed.
         options = ("--isolated", "--no-cache-dir", "--disable-pip-version-check", "--no-index")
         run(python, pip / "pip", "install", *options, "--find-links", wheels, "--require-hashes", "-r", listed)
+        os.sync()  # all of it is on the disk before `current` points to it
         return run(slot / "bin" / "upwell", "--version", quiet=True).stdout.strip()
     except InstallFailed:
         shutil.rmtree(slot, ignore_errors=True)
@@ -156,6 +157,8 @@ def install(wheels: Path, settings: Path, trial_s: float) -> None:
         raise InstallFailed(f"{CURRENT} already exists; expected `upgrade`, or `remove` first")
     if not (settings / "agent.yaml").is_file():
         raise InstallFailed(f"{settings} has no agent.yaml; expected a folder with it and with the files that it names")
+    if MADE.exists():
+        raise InstallFailed("an installation was cut short; expected `remove` first (--keep-state keeps the state)")
     for path in (HOME, ETC, UNIT_FILE):
         if path.exists():
             raise InstallFailed(f"{path} already exists and was not made by this script; move it away first")
@@ -167,8 +170,7 @@ def install(wheels: Path, settings: Path, trial_s: float) -> None:
         write(MADE, json.dumps({"user": make_user() or bool(read_json(STATE / MADE.name).get("user"))}))
         version = make_environment(HOME / "a", wheels)
         switch(HOME / "a")
-        shutil.copy2(Path(__file__).resolve(), SCRIPT)
-        SCRIPT.chmod(0o755)
+        keep_script()
         copy_settings(settings)
         write(UNIT_FILE, unit_text(wheels))
         run("systemctl", "daemon-reload")
@@ -180,6 +182,11 @@ def install(wheels: Path, settings: Path, trial_s: float) -> None:
         remove(keep_state=had_state)
         raise
     print(f"{version} runs as {UNIT}; {enrolment()}")
+
+
+def keep_script() -> None:
+    """Put this script on the device, which runs it before each start of the agent: whole, or not at all."""
+    write(SCRIPT, Path(__file__).resolve().read_text(encoding="utf-8"), 0o755)
 
 
 def make_user() -> bool:
@@ -229,6 +236,11 @@ def upgrade(wheels: Path, trial_s: float) -> None:
     if not CURRENT.is_symlink():
         raise InstallFailed(f"{CURRENT} is missing; expected `install` first")
     former, slot = CURRENT.resolve(), other_slot()
+    if former.name == read_json(TRIAL).get("to"):
+        raise InstallFailed(
+            f"the version in {former} is still on trial, and the one to go back to is in {slot}; "
+            "expected `upgrade` once `status` no longer shows a trial"
+        )
     version = make_environment(slot, wheels)
     write(TRIAL, json.dumps({"from": former.name, "to": slot.name, "starts": 0, "trial_s": trial_s}))
     switch(slot)
@@ -243,8 +255,7 @@ def upgrade(wheels: Path, trial_s: float) -> None:
             f"{version} is abandoned; the previous version runs again: {problem}" + (again and f"\n{again}")
         )
     TRIAL.unlink(missing_ok=True)
-    with contextlib.suppress(shutil.SameFileError):
-        shutil.copy2(Path(__file__).resolve(), SCRIPT)
+    keep_script()
     print(f"{version} runs as {UNIT}; the previous version is in {former}")
 
 
@@ -260,12 +271,21 @@ def guard() -> None:
     if not isinstance(trial_s, (int, float)) or not isinstance(starts, int) or former not in ("a", "b"):
         TRIAL.unlink(missing_ok=True)
     elif starts >= MOST_STARTS:
-        print(f"started {starts} times without success: going back to the previous version", file=sys.stderr)
-        switch(HOME / former)
-        TRIAL.unlink(missing_ok=True)
+        abandon(former, f"started {starts} times without success")
     else:
-        write(TRIAL, json.dumps({**trial, "starts": starts + 1}))
-        check_later(starts + 1, trial_s)
+        try:
+            write(TRIAL, json.dumps({**trial, "starts": starts + 1}))
+        except OSError as error:  # a start that is not counted could fail for ever
+            abandon(former, f"its starts cannot be counted ({error.strerror})")
+        else:
+            check_later(starts + 1, trial_s)
+
+
+def abandon(former: str, why: str) -> None:
+    """Go back to the version in the slot `former`."""
+    print(f"{why}: going back to the previous version", file=sys.stderr)
+    switch(HOME / former)
+    TRIAL.unlink(missing_ok=True)
 
 
 def check_later(start: int, wait_s: float) -> None:
