@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -353,3 +356,26 @@ def test_devices_of_a_group_that_is_gone_keep_the_release_of_its_rollout(
         for one in devices:
             one.poll()
     assert [one.wished[-1] for one in devices] == [NEW, NEW]
+
+
+@pytest.mark.slow
+def test_hours_in_which_the_service_was_off_are_held_against_no_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "WRITE_S", 0.05)
+    with service(tmp_path, poll="1s") as before:
+        devices = devices_of(before, 2)
+        rollout = started(before, waves=["1", "100%"])
+        while not any(one["stage"] == "started" for one in before.get(f"/rollouts/{rollout}")["devices"]):
+            for one in devices:
+                one.poll()
+            settle()
+    hours_ago = time.time() - 7200.0
+    with contextlib.closing(sqlite3.connect(tmp_path / "fleet.db")) as database, database:
+        old = "UPDATE rollout_members SET state = json_set(state, '$.reported_unix_s', :at, '$.taken_unix_s', :at)"
+        database.execute(old, {"at": hours_ago})
+        database.execute("UPDATE devices SET last_seen_unix_s = :at", {"at": hours_ago})
+    with service(tmp_path, poll="1s") as after:
+        for _ in range(3):
+            settle()
+        assert after.get(f"/rollouts/{rollout}")["phase"] == "running"

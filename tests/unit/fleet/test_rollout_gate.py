@@ -155,6 +155,46 @@ def test_a_canary_that_is_off_from_the_start_is_none() -> None:
     assert canary == "device-9"
 
 
+def test_hours_without_the_service_are_not_the_silence_of_its_devices() -> None:
+    simulated, patience_s = fleet(1, HEALTHY, devices=8), DEFAULT_GATE.patience_s
+    rollout = simulated.run(simulated.begin(), 4)
+    assert [one.stage for one in rollout.members.values() if one.wave == 0] == [Stage.STARTED]
+    simulated.now_s += 2 * patience_s
+    again_s = simulated.now_s
+    rollout = simulated.tell(rollout, Reached(again_s))
+    assert rollout.phase is RolloutPhase.RUNNING
+    simulated.now_s += patience_s + 1.0
+    assert simulated.tell(rollout, Reached(again_s)).phase is RolloutPhase.HALTED
+
+
+def test_devices_wait_for_their_hours_over_a_break_of_the_service() -> None:
+    rollout = within_hours("UTC", "Asia/Tokyo")
+    passed = replace(rollout.members["0"], stage=Stage.PASSED, taken_unix_s=NIGHT_S, reported_unix_s=NIGHT_S)
+    waiting = replace(rollout.members["1"], reported_unix_s=NIGHT_S)
+    rollout, now_s = replace(rollout, members={"0": passed, "1": waiting}), NIGHT_S + 2 * DEFAULT_GATE.patience_s
+    after, actions = step(rollout, Reached(now_s), now_s)
+    assert (after.phase, actions) == (RolloutPhase.RUNNING, ())
+    assert step(rollout, Reached(NIGHT_S), now_s)[0].phase is RolloutPhase.FINISHED
+
+
+def test_a_device_that_polled_long_ago_is_offered_nothing_within_its_hours() -> None:
+    rollout = within_hours("UTC")
+    rollout, actions = step(rollout, Reported("0", NIGHT_S - 8 * 3600.0, FORMER), NIGHT_S)
+    assert actions == ()
+    assert step(rollout, Reported("0", NIGHT_S - 5.0, FORMER), NIGHT_S)[1] == (OfferRelease("0", NEW),)
+
+
+NIGHT_S = 11 * 86400.0 + 23 * 3600.0
+"""23:00 UTC, 8:00 in Tokyo."""
+
+
+def within_hours(*zones: str) -> Rollout:
+    """A roll-out by night to devices in these time zones."""
+    plan = RolloutPlan("r", NEW, parse_waves(["100%"]), window=RolloutWindow("22:00-06:00"))
+    members = {str(number): Member(0, zone, FORMER) for number, zone in enumerate(zones)}
+    return begin(plan, members, (), NIGHT_S - 60.0)
+
+
 def test_one_wedged_device_of_many_is_shown_and_the_rollout_goes_on() -> None:
     simulated = fleet(3, HEALTHY, devices=40)
     simulated.waves = ("10", "100%")

@@ -160,7 +160,11 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """Only time has passed."""
+    """Only time has passed. Since `listened_from_unix_s` the service has listened without a break: what it did not hear
+    before that is not the silence of a device.
+    """
+
+    listened_from_unix_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

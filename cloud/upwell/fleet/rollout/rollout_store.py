@@ -149,13 +149,19 @@ def followed(connection: Connection) -> list[str]:
 
 
 def advance(
-    connection: Connection, rollout_id: str, now_unix_s: float, last_seen: Callable[[Stored], float | None]
+    connection: Connection,
+    rollout_id: str,
+    listened_from_unix_s: float,
+    now_unix_s: float,
+    last_seen: Callable[[Stored], float | None],
 ) -> None:
-    """Step a roll-out by all reports of its devices since the last step, and by the time."""
+    """Step a roll-out by all reports of its devices since the last step, and by the time. Since `listened_from_unix_s`
+    the service has listened without a break.
+    """
     opened = _open(connection, rollout_id)
     rollout, actions = opened.rollout, list[Action]()
     news = _News.read(connection, opened, last_seen)
-    for event in (*news.events, Reached()):
+    for event in (*news.events, Reached(listened_from_unix_s)):
         rollout, asked = step(rollout, event, now_unix_s)
         actions += asked
     _save(connection, opened, rollout, actions, news.statistics_id, news.counted, now_unix_s)

@@ -45,6 +45,9 @@ from upwell.fleet.rollout.wave_gate import (
 
 Step = tuple[Rollout, tuple[Action, ...]]
 
+_JUST_NOW_S = 60.0
+"""At most so long after a poll a device with hours is offered the release; a step follows each poll within seconds."""
+
 
 class NotPossible(ValueError):
     """The roll-out cannot do that in its current state; the text says why."""
@@ -93,7 +96,7 @@ def step(rollout: Rollout, event: Event, now_unix_s: float) -> Step:
     if isinstance(event, Reported):
         return _report(rollout, event, now_unix_s)
     assert isinstance(event, Reached)  # noqa: S101  no other is left
-    return _pass_time(rollout, now_unix_s)
+    return _pass_time(rollout, event.listened_from_unix_s, now_unix_s)
 
 
 def _operate(rollout: Rollout, event: Paused | Resumed | TakenBack) -> Step:
@@ -123,7 +126,7 @@ def _report(rollout: Rollout, event: Reported, now_unix_s: float) -> Step:
         noted = _note_former(rollout, event, heard)
         if _is_leaving(heard, event) and not event.refused:
             return noted, ()  # it goes back first: a device can return to the release before its current one alone
-        return _offered(noted, event.device, now_unix_s)
+        return _offered(noted, event.device, event.at_unix_s, now_unix_s)
     if member.stage in (Stage.FAILED, Stage.RETURNED):
         is_back = heard.is_back or event.release == member.former
         return _with(rollout, event.device, replace(heard, is_back=is_back)), ()
@@ -170,12 +173,16 @@ def _note_control(rollout: Rollout, delta: Counts, own: Counts) -> Rollout:
     return replace(rollout, waves=waves)
 
 
-def _offered(rollout: Rollout, device: str, now_unix_s: float) -> Step:
-    """Offer the release to a device that is due. It has just polled, so it will receive the offer."""
+def _offered(rollout: Rollout, device: str, polled_unix_s: float, now_unix_s: float) -> Step:
+    """Offer the release to a device that is due. It polled at `polled_unix_s` and receives the offer by its next poll;
+    with hours it must have polled just now, since one that is off now could come back outside them.
+    """
     member = rollout.members[device]
     window = rollout.plan.window
     is_turn = rollout.phase is RolloutPhase.RUNNING and member.stage is Stage.WAITING and member.wave <= rollout.wave
-    if not is_turn or (window is not None and not window.is_open(now_unix_s, member.zone)):
+    if not is_turn:
+        return rollout, ()
+    if window is not None and (now_unix_s - polled_unix_s > _JUST_NOW_S or not window.is_open(now_unix_s, member.zone)):
         return rollout, ()
     offered = replace(member, stage=Stage.OFFERED, offered_unix_s=now_unix_s)
     return _with(rollout, device, offered), (OfferRelease(device, rollout.plan.release),)
@@ -254,30 +261,31 @@ def _fail(rollout: Rollout, device: str, problem: str) -> Step:
     return after, (TakeBack(device, member.former), *actions)
 
 
-def _pass_time(rollout: Rollout, now_unix_s: float) -> Step:
+def _pass_time(rollout: Rollout, listened_from_unix_s: float, now_unix_s: float) -> Step:
     """Fail the devices that took the offer and did not start in time, or that started and were then silent for as
     long.
     """
     actions: tuple[Action, ...] = ()
     for device, member in rollout.members.items():
-        problem = _overdue(rollout.plan, member, now_unix_s)
+        problem = _overdue(rollout.plan, member, listened_from_unix_s, now_unix_s)
         if problem and not rollout.is_over:
             rollout, more = _fail(rollout, device, problem)
             actions += more
     if not rollout.is_over:
         rollout, more = _end_full_blocks(rollout)
         actions += more
-    after, more = _advance(rollout, now_unix_s)
+    after, more = _advance(rollout, listened_from_unix_s, now_unix_s)
     return after, actions + more
 
 
-def _overdue(plan: RolloutPlan, member: Member, now_unix_s: float) -> str:
+def _overdue(plan: RolloutPlan, member: Member, listened_from_unix_s: float, now_unix_s: float) -> str:
     patience_s = plan.gate.patience_s
     if member.stage is Stage.OFFERED and member.taken_unix_s is not None:
-        if now_unix_s - member.taken_unix_s > patience_s:
+        if now_unix_s - max(member.taken_unix_s, listened_from_unix_s) > patience_s:
             return f"it did not start the release within {patience_s:.0f} s of hearing of it"
-    elif member.stage is Stage.STARTED and now_unix_s - (member.reported_unix_s or now_unix_s) > patience_s:
-        return f"it started the release and has not reported for {patience_s:.0f} s"
+    elif member.stage is Stage.STARTED and member.reported_unix_s is not None:
+        if now_unix_s - max(member.reported_unix_s, listened_from_unix_s) > patience_s:
+            return f"it started the release and has not reported for {patience_s:.0f} s"
     return ""
 
 
@@ -300,10 +308,10 @@ def _halt(rollout: Rollout, reason: str, found: Breach | None) -> Step:
     return halted, (Halt(reason), *(TakeBack(name, members[name].former) for name in back))
 
 
-def _advance(rollout: Rollout, now_unix_s: float) -> Step:
+def _advance(rollout: Rollout, listened_from_unix_s: float, now_unix_s: float) -> Step:
     """Open the gate if the wave has shown enough: the next wave begins, or the roll-out is finished."""
     actions: tuple[Action, ...] = ()
-    while rollout.phase is RolloutPhase.RUNNING and _is_gate_open(rollout, now_unix_s):
+    while rollout.phase is RolloutPhase.RUNNING and _is_gate_open(rollout, listened_from_unix_s, now_unix_s):
         if rollout.wave + 1 == len(rollout.plan.waves):
             return _finish(rollout, now_unix_s), (*actions, Finish(rollout.plan.release))
         rollout = replace(rollout, waves=(*rollout.waves, WaveState(now_unix_s)))
@@ -330,13 +338,13 @@ def _stuck(rollout: Rollout) -> str:
     return f"{failed} of {len(heard)} devices of wave {rollout.wave + 1} failed, but half must pass"
 
 
-def _is_gate_open(rollout: Rollout, now_unix_s: float) -> bool:
+def _is_gate_open(rollout: Rollout, listened_from_unix_s: float, now_unix_s: float) -> bool:
     """Whether at least half of the wave's devices that heard of the offer have passed, and at least one, and no other
     device is worth waiting for. Devices that are off are not waited for, nor those that had their time and have too
     little to do. In doubt the gate stays shut.
     """
     wave, patience_s = rollout.wave, rollout.plan.gate.patience_s
-    if wave + 1 == len(rollout.plan.waves) and _wait_for_hours(rollout, now_unix_s - patience_s):
+    if wave + 1 == len(rollout.plan.waves) and _wait_for_hours(rollout, listened_from_unix_s, now_unix_s):
         return False  # also if the last wave has no device
     if not any(one.wave == wave and one.stage is not Stage.LEFT for one in rollout.members.values()):
         return True
@@ -345,18 +353,22 @@ def _is_gate_open(rollout: Rollout, now_unix_s: float) -> bool:
     heard = _heard_of_offer(rollout)
     passed = sum(one.stage is Stage.PASSED for one in heard)
     is_waiting = any(
-        one.stage in (Stage.OFFERED, Stage.STARTED) and now_unix_s - (one.taken_unix_s or now_unix_s) <= patience_s
+        one.stage in (Stage.OFFERED, Stage.STARTED)
+        and now_unix_s - max(one.taken_unix_s or now_unix_s, listened_from_unix_s) <= patience_s
         for one in heard
     )
     return passed > 0 and 2 * passed >= len(heard) and not is_waiting
 
 
-def _wait_for_hours(rollout: Rollout, since_unix_s: float) -> bool:
-    """Whether devices that have polled since then wait for their hours: once the roll-out is finished, all are offered
-    the release at once.
+def _wait_for_hours(rollout: Rollout, listened_from_unix_s: float, now_unix_s: float) -> bool:
+    """Whether devices that are not silent wait for their hours: once the roll-out is finished, all are offered the
+    release at once.
     """
-    waiting = (one for one in rollout.members.values() if one.stage is Stage.WAITING)
-    return rollout.plan.window is not None and any((one.reported_unix_s or 0.0) >= since_unix_s for one in waiting)
+    polled = [one.reported_unix_s for one in rollout.members.values() if one.stage is Stage.WAITING]
+    since_unix_s = now_unix_s - rollout.plan.gate.patience_s
+    return rollout.plan.window is not None and any(
+        one is not None and max(one, listened_from_unix_s) >= since_unix_s for one in polled
+    )
 
 
 def _heard_of_offer(rollout: Rollout) -> list[Member]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import socket
 import ssl
@@ -280,6 +281,10 @@ def _bind(section: FleetServiceSection) -> list[socket.socket]:
 WRITE_S = 5.0
 """How often the data of polls is written and roll-outs advance; at least as often as devices poll."""
 
+BREAK_S = 60.0
+"""Longer without a step of the roll-outs, or a clock set back, is a break: the service was off, or its database away,
+and heard no device meanwhile."""
+
 PRUNE_S = 3600.0
 
 
@@ -294,6 +299,7 @@ class FleetHousekeeping:
         self._hourly = hourly
         self._history_s, self._poll_s = section.history, section.poll
         self._stop = threading.Event()
+        self._stepped_unix_s = self._listened_from_unix_s = -math.inf
         self._thread = BackgroundThread("fleet-housekeeping", self._loop, self._stop.is_set)
 
     def start(self) -> None:
@@ -348,16 +354,19 @@ class FleetHousekeeping:
             )
             presence.give_back(batch)
 
-    def _advance(self, _: float) -> None:
+    def _advance(self, now_unix_s: float) -> None:
         """Step the roll-outs, each in its own transaction."""
         with self._state.database.reading() as connection:
             rollouts = followed(connection)
-        for rollout_id in rollouts:
-            self._try(partial(self._advance_one, rollout_id))
+        if not 0.0 <= now_unix_s - self._stepped_unix_s <= BREAK_S:
+            self._listened_from_unix_s = now_unix_s
+        has_stepped = [self._try(partial(self._advance_one, one)) for one in rollouts]
+        if all(has_stepped):
+            self._stepped_unix_s = now_unix_s
 
     def _advance_one(self, rollout_id: str, now_unix_s: float) -> None:
         with self._state.database.writing() as connection:
-            advance(connection, rollout_id, now_unix_s, self._state.presence.last_seen)
+            advance(connection, rollout_id, self._listened_from_unix_s, now_unix_s, self._state.presence.last_seen)
 
     def _share_out(self, now_unix_s: float) -> None:
         """Share budgets again, about as often as devices poll."""
