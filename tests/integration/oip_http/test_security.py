@@ -44,8 +44,9 @@ def write_tokens(path: Path, **tokens: str) -> Path:
     lines = [
         f"  - {{name: {name}, sha256: {hashlib.sha256(text.encode()).hexdigest()}}}" for name, text in tokens.items()
     ]
-    path.write_text("version: 1\ntokens:\n" + "\n".join(lines) + "\n")
-    return path
+    new = path.with_suffix(".new")
+    new.write_text("version: 1\ntokens:\n" + "\n".join(lines) + "\n")
+    return new.replace(path)
 
 
 def test_a_token_is_needed_for_all_but_the_probes(serve: Serve, fake: PictureModel, tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
 
 from upwell.shared.errors import ConfigError, ModelNotFound, NotAllowed
+from upwell.shared.oip.auth import bearer_tokens
 from upwell.shared.oip.auth.bearer_tokens import KnownTokens
 from upwell.shared.oip.auth.caller import (
     ANONYMOUS,
@@ -136,6 +138,27 @@ def test_tokens_carry_what_their_entries_say(known: KnownTokens) -> None:
     assert alice == Caller("alice", "token:alice", Grant(("digits-*",), True, Limits.model_validate({"rate": "5/s"})))
     assert bob == Caller("bob", "token:bob", Grant())
     assert known.caller_of(b"c") is None
+
+
+def test_half_a_file_neither_widens_an_entry_nor_takes_one_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bearer_tokens, "REST_S", 3600.0)
+    path = tmp_path / "tokens.yaml"
+    text = (
+        f"version: 1\ntokens:\n  - name: alice\n    sha256: {digest('a')}\n    models: [digits-*]\n"
+        f"  - name: bob\n    sha256: {digest('b')}\n"
+    )
+    path.write_text(text)
+    known = KnownTokens(path, asks_certificates=True)
+    for half in (text[: text.index("    models")], text[: text.index("  - name: bob")], "version: 1\n", ""):
+        path.write_text(half)
+        alice, bob = known.caller_of(b"a"), known.caller_of(b"b")
+        assert alice is not None
+        assert (alice.grant.models, bob is not None) == (("digits-*",), True)
+    path.write_text(text[: text.index("  - name: bob")])
+    os.utime(path, (1.0, 1.0))  # it was written in place long ago
+    assert known.caller_of(b"b") is None
 
 
 def test_the_first_entry_that_fits_a_certificate_counts(known: KnownTokens) -> None:

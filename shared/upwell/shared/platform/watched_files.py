@@ -39,14 +39,17 @@ class WatchedFiles(Generic[T]):
     """A value loaded from files, and loaded again when one of them has changed.
 
     `load` raises `ConfigError` if the files are wrong: the constructor passes that on; later it is logged once and the
-    value stays. There is no thread: `get` checks the files itself, for one or two microseconds each. Thread-safe.
+    value stays. A file that is written in place must not have changed for `rest_s`, if half of it may be valid. There
+    is no thread: `get` checks the files itself, for one or two microseconds each. Thread-safe.
     """
 
-    def __init__(self, paths: Sequence[Path], load: Callable[[], T]) -> None:
+    def __init__(self, paths: Sequence[Path], load: Callable[[], T], rest_s: float = 0.0) -> None:
         self._paths = tuple(paths)
         self._load = load
+        self._rest_s = rest_s
         self._lock = threading.Lock()
         self._state = self._look()
+        self._resting: tuple[list[Fingerprint], float] | None = None
         self._value = load()
 
     def get(self) -> T:
@@ -54,19 +57,48 @@ class WatchedFiles(Generic[T]):
         state = self._look()
         if state != self._state:
             with self._lock:
-                if state != self._state:
+                if state != self._state and not self._may_be_half(state):
                     self._renew(state)
         return self._value
 
+    def _may_be_half(self, state: list[Fingerprint]) -> bool:
+        """Whether a file was written in place just now. One that was moved into place is whole, as is one that neither
+        this process nor the file's own time has seen change for long enough.
+        """
+        changed = zip(self._state, state, strict=True)
+        in_place = [now for was, now in changed if now != was and now.inode and was.inode in (0, now.inode)]
+        if not self._rest_s or not in_place:
+            return False
+        now_s = time.monotonic()
+        if self._resting is None:
+            _log.warning(
+                "%s is being written in place: it takes effect once it has not changed for %.0f s",
+                self._names, self._rest_s,
+            )  # fmt: skip
+        if self._resting is None or self._resting[0] != state:
+            self._resting = state, now_s
+        age_s = time.time() - max(one.mtime_ns for one in in_place) / 1e9
+        return max(age_s, now_s - self._resting[1]) < self._rest_s
+
     def _renew(self, state: list[Fingerprint]) -> None:
-        names = ", ".join(str(path) for path in self._paths)
         try:
-            self._value = self._load()
-            _log.info("loaded the new %s", names)
+            value = self._load()
         except ConfigError as error:
-            _log.error("kept the previous %s: %s", names, error)
-        # Taken before loading, so that a change during the load is seen by the next check.
-        self._state = state
+            problem = str(error)
+        else:
+            problem = ""
+        if self._look() != state:
+            return  # changed while it was read, so it is read again
+        self._state, self._resting = state, None
+        if problem:
+            _log.error("kept the previous %s: %s", self._names, problem)
+        else:
+            self._value = value
+            _log.info("loaded the new %s", self._names)
+
+    @property
+    def _names(self) -> str:
+        return ", ".join(str(path) for path in self._paths)
 
     def _look(self) -> list[Fingerprint]:
         return [Fingerprint.of(path) for path in self._paths]

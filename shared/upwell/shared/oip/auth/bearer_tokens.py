@@ -23,6 +23,11 @@ from upwell.shared.platform.watched_files import WatchedFiles
 OPEN_METHODS = frozenset({"/grpc.health.v1.Health/Check", "/inference.GRPCInferenceService/ServerLive"})
 """Methods that probes may call without a token; they then reveal nothing about models."""
 
+REST_S = 2.0
+"""How long a tokens.yaml that is written in place must not have changed: half of it may lack the limits of an entry, or
+entries.
+"""
+
 _UNKNOWN = "this server requires a token: send the metadata `authorization: Bearer <token>`"
 
 
@@ -107,7 +112,7 @@ class KnownTokens:
     """
 
     def __init__(self, path: Path, *, asks_certificates: bool) -> None:
-        self._known = WatchedFiles([path], lambda: _known(path, asks_certificates))
+        self._known = WatchedFiles([path], lambda: _known(path, asks_certificates), REST_S)
 
     def caller_of(self, token: bytes) -> Caller | None:
         """The caller with that token; None if it is unknown."""
