@@ -19,7 +19,7 @@ from tests.faults.proxy import Fault, Proxy
 from tests.faults.releases_for_tests import Releases
 from tests.integration.agent.versions import Publisher
 from tests.integration.spool.harness import until
-from upwell.edge.bundle.bundle import Bundle, BundleRefused, Refusal
+from upwell.edge.bundle.bundle import Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.bundle.open_bundle import NO_TRUST
 from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.updates.releases import release_source, repository_transport
@@ -33,7 +33,7 @@ from upwell.edge.updates.releases.release_source import (
     ReleaseFollower,
     ReleaseSource,
 )
-from upwell.edge.updates.releases.release_start import SHADOW_NAME, ShadowFollower
+from upwell.edge.updates.releases.release_start import SHADOW_NAME, ReleaseStart, ShadowFollower
 from upwell.edge.updates.releases.release_switching import GONE_BACK, ReleaseSurroundings
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.edge.updates.sources.source_opening import open_source
@@ -55,7 +55,7 @@ class Device:
         self.source = ReleaseSource(self.section, folder, self.store, self.choice, floor or DeviceFloor(Policy()))
         self.served: list[int] = []
         self.testing: Callable[[], object] = lambda: None
-        self.follower = ReleaseFollower(self.store, self.section, self.activate, self.source, self.choice)
+        self.follower = ReleaseFollower(self.store, self.section, self.activate, self.source, self.choice, "")
 
     def activate(self, bundle: Bundle) -> Callable[[], None]:
         self.testing()
@@ -223,7 +223,7 @@ def test_without_a_clock_the_sequence_alone_is_enforced_and_that_is_said(
     releases.draft(policy=policy(2))
     releases.publish(days=-1)
     mirror(releases.editor, server.folder)
-    follower = ReleaseFollower(device.store, section, device.activate, blind, device.choice)
+    follower = ReleaseFollower(device.store, section, device.activate, blind, device.choice, "")
     assert follower.look() == "installed"
     assert blind.notice == NO_CLOCK
     device.store.prove(2)
@@ -453,6 +453,24 @@ def test_a_bundle_may_stay_in_a_registry_that_the_device_s_floor_names(
         allowed = Device(tmp_path / "allowed", server.url(""), releases.root, floor)
         assert allowed.follower.look() == "installed"
         assert allowed.served == [1]
+
+
+def test_a_refused_release_is_tried_again_once_the_device_s_own_settings_have_changed(
+    tmp_path: Path, releases: Releases, policy: Callable[[int], Path]
+) -> None:
+    releases.release(policy=policy(1))
+    section = ReleaseSection(source=str(releases.place), root=releases.root, clock="trusted")
+    keeps = Policy.model_validate({"version": 1, "rules": [{"name": "ward", "match": {}, "egress": "deny"}]})
+
+    def outcome(local: Policy, configured: str, trust: Trust = NO_TRUST) -> str:
+        start = ReleaseStart(section, tmp_path / "state", trust, local, has_factory=True, configured=configured)
+        return start.follower.look()
+
+    assert [outcome(keeps, "agent.yaml") for _ in range(2)] == ["refused", "nothing_new"]
+    assert [outcome(keeps, "another one") for _ in range(2)] == ["refused", "nothing_new"]
+    trust = Trust((Signer(tmp_path, "new").public,))
+    assert [outcome(keeps, "another one", trust) for _ in range(2)] == ["refused", "nothing_new"]
+    assert [outcome(Policy(), "another one") for _ in range(2)] == ["installed", "nothing_new"]
 
 
 def test_what_a_release_may_not_loosen() -> None:

@@ -262,7 +262,8 @@ def _release(config: AgentConfig, local: Policy) -> ReleaseStart | None:
 
     sides = [model.edge for model in config.models.values() if model.edge is not None]
     has_factory = all(side.has_source for side in sides)
-    return ReleaseStart(section, state_dir, config.agent.trust.trust, local, has_factory=has_factory)
+    trust, configured = config.agent.trust.trust, config.model_dump_json()
+    return ReleaseStart(section, state_dir, trust, local, has_factory=has_factory, configured=configured)
 
 
 def load_newest(

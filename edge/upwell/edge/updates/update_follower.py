@@ -81,15 +81,17 @@ class UpdateFollower:
 
     `activate` loads and tests a bundle and returns a function that serves it, to be called once it is current on disk;
     it raises `BundleRefused` (`FAILED_SELF_TEST`) if the bundle fails, and the previous one stays. `source` is closed
-    with the follower.
+    with the follower. Under other `circumstances` a refused offer is tried again.
     """
 
-    def __init__(self, store: VersionStore, updates: Followed, activate: Activate, source: Source) -> None:
+    def __init__(
+        self, store: VersionStore, updates: Followed, activate: Activate, source: Source, circumstances: str = ""
+    ) -> None:
         self.store = store
         self.updates = updates
         self._activate = activate
         self._source = source
-        self._circumstances = _circumstances(store.trust)
+        self._circumstances = circumstances_of(store.trust) + circumstances
         self._into = store.downloads / self._key("")[:16]
         for other in store.downloads.glob("*"):
             if other != self._into:  # from a former source
@@ -224,7 +226,7 @@ class UpdateFollower:
             raise FetchFailed("updating was stopped")
 
 
-def _circumstances(trust: Trust) -> str:
+def circumstances_of(trust: Trust) -> str:
     """Everything besides the offer that affects its acceptance: with other keys or a later Upwell it is fetched
     again."""
     keys = []

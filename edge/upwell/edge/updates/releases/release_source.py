@@ -249,14 +249,20 @@ class ReleaseFollower(UpdateFollower):
     """An `UpdateFollower` within the choice made. `go_back` and `look_beside` are set once there is an agent."""
 
     def __init__(
-        self, store: VersionStore, section: Followed, activate: Activate, source: ReleaseSource, choice: KeptFleetChoice
+        self,
+        store: VersionStore,
+        section: Followed,
+        activate: Activate,
+        source: ReleaseSource,
+        choice: KeptFleetChoice,
+        circumstances: str,
     ) -> None:
         def activate_chosen(bundle: Bundle) -> Callable[[], None]:
             serve = activate(bundle)  # that may take minutes
             source.check_choice(bundle.version)
             return serve
 
-        super().__init__(store, section, activate_chosen, source)
+        super().__init__(store, section, activate_chosen, source, circumstances)
         self._choice = choice
         self.go_back: GoBack = lambda _: False
         self.look_beside: Callable[[], None] = lambda: None

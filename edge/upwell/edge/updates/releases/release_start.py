@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +27,7 @@ from upwell.edge.updates.releases.release_switching import (
 )
 from upwell.edge.updates.releases.stored_release import StoredRelease
 from upwell.edge.updates.sources.base import FetchFailed
+from upwell.edge.updates.update_follower import circumstances_of
 from upwell.edge.updates.version_store import VersionStore
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, ExtraMissing, UpwellError
@@ -42,12 +44,20 @@ _log = logging.getLogger(__name__)
 class ReleaseStart:
     """The installed release, and the follower of new ones.
 
-    `local` is the policy of agent.yaml, and `has_factory` whether agent.yaml names something to serve for every model.
+    `local` is the policy of agent.yaml, `has_factory` whether agent.yaml names something to serve for every model, and
+    `configured` all that it says: a refused release is tried again once that has changed.
     Raises `ConfigError`, also if nothing is installed and the first release cannot be fetched.
     """
 
     def __init__(
-        self, section: ReleaseSection, state_dir: Path, trust: Trust, local: Policy, *, has_factory: bool
+        self,
+        section: ReleaseSection,
+        state_dir: Path,
+        trust: Trust,
+        local: Policy,
+        *,
+        has_factory: bool,
+        configured: str,
     ) -> None:
         folder = state_dir / FOLDER_NAME
         keeps = local if section.floor.policy is None else load_yaml(section.floor.policy, Policy)
@@ -63,7 +73,8 @@ class ReleaseStart:
         with ExtraMissing.on_import("release", "releases need the package PACKAGE", "release"):
             self._source = ReleaseSource(section, folder, self.store, self._choice, floor)
         self._activate: Callable[[Bundle], Callable[[], None]] = self._take_first
-        self.follower = ReleaseFollower(self.store, section, self._take, self._source, self._choice)
+        circumstances = json.dumps([circumstances_of(trust), keeps.digest, local.digest, configured])
+        self.follower = ReleaseFollower(self.store, section, self._take, self._source, self._choice, circumstances)
         self.store.begin()
         if self.store.open() is None:
             self._fetch_first()
