@@ -280,13 +280,12 @@ def _pass_time(rollout: Rollout, listened_from_unix_s: float, now_unix_s: float)
 
 def _overdue(plan: RolloutPlan, member: Member, listened_from_unix_s: float, now_unix_s: float) -> str:
     patience_s = plan.gate.patience_s
-    if member.stage is Stage.OFFERED and member.taken_unix_s is not None:
-        if now_unix_s - max(member.taken_unix_s, listened_from_unix_s) > patience_s:
-            return f"it did not start the release within {patience_s:.0f} s of hearing of it"
-    elif member.stage is Stage.STARTED and member.reported_unix_s is not None:
-        if now_unix_s - max(member.reported_unix_s, listened_from_unix_s) > patience_s:
-            return f"it started the release and has not reported for {patience_s:.0f} s"
-    return ""
+    last_unix_s = {Stage.OFFERED: member.taken_unix_s, Stage.STARTED: member.reported_unix_s}.get(member.stage)
+    if last_unix_s is None or now_unix_s - max(last_unix_s, listened_from_unix_s) <= patience_s:
+        return ""
+    if member.stage is Stage.OFFERED:
+        return f"it did not start the release within {patience_s:.0f} s of hearing of it"
+    return f"it started the release and has not reported for {patience_s:.0f} s"
 
 
 def _judge(rollout: Rollout, bounds: Iterable[tuple[Signal, Bound]]) -> Step:
