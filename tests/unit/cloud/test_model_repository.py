@@ -25,7 +25,7 @@ from upwell.cloud.workers.worker_child import SharedRepository, trying
 from upwell.cloud.workers.worker_messages import Change, Done, LoadsNow, Message
 from upwell.shared.errors import ConfigError, ModelNotFound, NotAllowed, NotLoaded, Refused, Unavailable
 from upwell.shared.oip.dataplane import Call, InferRequest
-from upwell.shared.oip.grpc.server.triton_extensions import IndexEntry, ModelState
+from upwell.shared.oip.grpc.server.triton_extensions import IndexEntry, LoadSettings, ModelState
 
 LIMIT_S = 10.0
 X = np.arange(16, dtype=np.float32).reshape(2, 8)
@@ -208,6 +208,19 @@ def test_a_folder_whose_name_no_model_can_have_is_said_once_and_harms_nobody(
     assert caplog.text.count("'m (copy)' is not served: a model's name has letters") == 1
     assert scene.answer() == ("1", 1)
     assert Scene(root).answer() == ("1", 1)
+
+
+def test_a_load_that_fails_leaves_the_settings_of_the_one_before(root: Path) -> None:
+    scene = Scene(root)
+    scene.repository.load("m", LoadSettings(max_batch=2))
+    spoil(root, "m", 1)
+    with pytest.raises(NotLoaded, match="in force: version 1"):
+        scene.repository.load("m", LoadSettings(max_batch=8))
+    put(root, "m", 1, seed=3)
+    for _ in range(2):
+        scene.watch.look()
+    (served,) = scene.service.versions_by_model["m"].served
+    assert (scene.answer(), served.settings.max_batch) == (("1", 3), 2)
 
 
 def test_an_unloaded_model_says_so_and_can_be_loaded_again(root: Path) -> None:

@@ -120,6 +120,10 @@ class ModelRepository:
         model_versions = self._service.versions_by_model.get(model)
         return () if model_versions is None else tuple(model_versions.versions)
 
+    def settings_of(self, model: str) -> LoadSettings:
+        """The settings of a model's last load by request that brought a version into force."""
+        return self._settings.get(model, AS_CONFIGURED)
+
     def make_load(self, model: str, settings: LoadSettings = AS_CONFIGURED) -> None:
         """`load` for a caller that has a place."""
         with self._turn():
@@ -178,7 +182,7 @@ class ModelRepository:
             if not is_still_there or not self.is_new(model, files) or not self._service.ready():
                 return
             if folders:
-                self._renew(model, folders, self._settings.get(model, AS_CONFIGURED), again=False)
+                self._renew(model, folders, self.settings_of(model), again=False)
                 return
             self._unloaded.discard(model)
             self._attempts.pop(model, None)
@@ -196,7 +200,7 @@ class ModelRepository:
     def _renew(self, model: str, folders: Sequence[ModelFolder], settings: LoadSettings, *, again: bool) -> None:
         """Load the `folders` whose files are new, with `again` also the broken ones, and with new settings all of them;
         then offer the result."""
-        former = self._attempts.get(model, {}) if settings == self._settings.get(model, AS_CONFIGURED) else {}
+        former = self._attempts.get(model, {}) if settings == self.settings_of(model) else {}
         attempts: dict[str, LoadAttempt] = {}
         try:
             for folder in folders:
@@ -213,7 +217,9 @@ class ModelRepository:
         there = {str(folder.version) for folder in self._folders(model)}
         left = None if former_offer is None else former_offer.left(there)
         model_versions = offered([one.result for one in attempts.values()], left)
-        self._attempts[model], self._settings[model] = attempts, settings
+        self._attempts[model] = attempts
+        if any(not isinstance(one.result, BrokenModel) for one in attempts.values()):
+            self._settings[model] = settings  # else those of the model in force stay for its next load
         self._put(model, model_versions)
         _tell(model, model_versions, former_offer)
 

@@ -111,7 +111,7 @@ class Changes:
         """Record that a worker has made the current change, or failed to."""
         if self._current is None or self._current.change.id != done.id:
             return
-        self._remember(self._current.change, done.versions)
+        self._remember(self._current.change, done)
         self._current.error = self._current.error or done.error
         self._without(number)
 
@@ -138,17 +138,17 @@ class Changes:
             self._tell(now.asker, WorkerReply(now.ask_id, now.error))
         self._next()
 
-    def _remember(self, change: Change, versions: tuple[str, ...]) -> None:
+    def _remember(self, change: Change, done: Done) -> None:
         """Remember a change made by any worker, for later workers."""
-        if versions and change.unload:
+        if done.versions and change.unload:
             self._unloaded.add(change.model)
             self._settings.pop(change.model, None)
-        elif versions:
+        elif done.versions:
             self._unloaded.discard(change.model)
             self._settings.pop(change.model, None)
-            if change.settings != AS_CONFIGURED:
-                self._settings[change.model] = change.settings
-            self._versions[change.model] = versions
+            if done.settings != AS_CONFIGURED:
+                self._settings[change.model] = done.settings
+            self._versions[change.model] = done.versions
 
     def _next(self) -> None:
         if self._current is not None or not self._queue:

@@ -125,7 +125,8 @@ class SharedRepository:
             error = failed
         happened = error is None or isinstance(error, NotLoaded)
         versions = self._own.versions(change.model) if happened else ()
-        return Done(change.id, None if error is None else error_to_wire(error), versions)
+        wire = None if error is None else error_to_wire(error)
+        return Done(change.id, wire, versions, self._own.settings_of(change.model))
 
 
 @contextmanager

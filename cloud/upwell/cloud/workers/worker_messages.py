@@ -95,11 +95,14 @@ class Change:
 
 @dataclass(frozen=True)
 class Done:
-    """From a worker: a change is made or has failed. `versions` are those of the model now, empty if unchanged."""
+    """From a worker: a change is made or has failed. `versions` are those of the model now, empty if unchanged, and
+    `settings` those of its load.
+    """
 
     id: int
     error: tuple[str, str] | None = None
     versions: tuple[str, ...] = ()
+    settings: LoadSettings = AS_CONFIGURED
 
 
 @dataclass(frozen=True)

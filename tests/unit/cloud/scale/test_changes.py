@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from upwell.cloud.workers.calls_to_all_workers import CHANGE_LIMIT_S, Changes
 from upwell.cloud.workers.worker_messages import Ask, Change, Done, Message, StartWorker, WorkerReply
+from upwell.shared.oip.grpc.server.triton_extensions import LoadSettings
 
 BROKEN = ("NotLoaded", "it is broken")
 
@@ -54,6 +55,14 @@ def test_where_one_cannot_the_change_has_failed_but_is_remembered() -> None:
     scene.changes.done(3, Done(1, None, ("2",)))
     assert scene.news()[-1] == (1, WorkerReply(1, BROKEN))
     assert scene.changes.start(3, {}) == [StartWorker(3, {}, (), {"m": ("2",)})]
+
+
+def test_those_that_come_later_get_the_settings_in_force_not_those_of_a_load_that_failed() -> None:
+    scene, in_force = Scene(), LoadSettings(max_batch=2)
+    scene.changes.ask(1, Ask(1, "m", False, LoadSettings(max_batch=8)), 0.0)
+    for number in (1, 2, 3):
+        scene.changes.done(number, Done(1, BROKEN, ("1",), in_force))
+    assert scene.changes.start(3, {}) == [StartWorker(3, {}, (), {"m": ("1",)}, {"m": in_force})]
 
 
 def test_what_is_unloaded_stays_so_for_those_that_come_later_until_it_is_loaded() -> None:

@@ -11,6 +11,7 @@ from upwell.cloud.workers import worker_messages
 from upwell.cloud.workers.startup_banner import ModelLine
 from upwell.cloud.workers.worker_messages import Channel, Message, error_from_wire, error_to_wire
 from upwell.shared.errors import InvalidRequest, NotLoaded
+from upwell.shared.oip.grpc.server.triton_extensions import LoadSettings
 
 SAID: list[Message] = [
     worker_messages.StartWorker(1, {"serve": {"listen": ["127.0.0.1:1"]}}, ("m",), {"m": ("1", "2"), "n": ()}),
@@ -23,7 +24,7 @@ SAID: list[Message] = [
     worker_messages.Failed("two\nlines", True),
     worker_messages.Ask(1, "m", True),
     worker_messages.Change(2, "m", False),
-    worker_messages.Done(2, ("NotLoaded", "broken"), ("1",)),
+    worker_messages.Done(2, ("NotLoaded", "broken"), ("1",), LoadSettings(max_batch=2)),
     worker_messages.Done(3),
     worker_messages.WorkerReply(1, ("", "")),
     worker_messages.WorkerReply(2),
