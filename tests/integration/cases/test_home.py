@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +20,7 @@ from tests.faults.oracles import picture
 from tests.faults.scene import until
 from tests.integration.agent.kept import EASY, MARK, SPOOLED, STATE, spooling_agent
 from tests.integration.cases.test_collecting import kept, run
+from upwell.edge.case_collection.case_database import FILE_NAME
 from upwell.edge.case_collection.case_delivery import CaseAway, FolderHome
 from upwell.edge.case_collection.case_file_encryption import UnreadableCase, pack, unpack
 from upwell.edge.case_collection.collected_case import CaseFacts, CaseSignature, CollectedCase
@@ -196,9 +199,29 @@ def test_a_file_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path, cap
     purge = ["cases", "purge", str(tmp_path), "--tag", "camera=dock", "--yes"]
     done = CliRunner().invoke(build_app(["cases"]), purge)
     assert done.exit_code == 1, done.output
-    assert "forgotten: 1 cases" in done.output
+    assert "forgotten: 1 case\n" in done.output
     assert f"{odd} is kept" in done.output
     assert [path.name[0] for path in home(tmp_path)] == ["1", "2"]
+
+
+def test_a_case_that_the_disk_garbled_holds_no_other_up_and_is_erased_by_its_tags(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    to, config = tmp_path / "share", str(tmp_path / "agent.yaml")
+    to.mkdir()
+    with spooling_agent(tmp_path, {**EASY, **ALL}, None, STATE) as it:
+        it.ask(1, camera="dock")
+        it.ask(2, camera="gate")
+        kept(it, 2)
+    with closing(sqlite3.connect(tmp_path / "state" / FILE_NAME)) as cases, cases:
+        cases.execute("UPDATE cases SET facts = '[]' WHERE tags LIKE '%dock%'")
+    with spooling_agent(tmp_path, {**EASY, **ALL}, None, section(to)):
+        until(lambda: len(home(to)) == 1, 10.0)
+    assert [one["tags"] for one in run("cases", "list", config, "--json")["cases"]] == [{"camera": "gate"}]
+    assert "1 case cannot be read" in caplog.text
+    assert run("cases", "purge", config, "--tag", "camera=dock", "--json")["cases"] == 1
+    with closing(sqlite3.connect(tmp_path / "state" / FILE_NAME)) as cases:
+        assert cases.execute("SELECT count(*) FROM bodies").fetchone() == (1,)
 
 
 def test_a_case_that_a_renamed_device_sent_again_is_erased_in_both_folders(tmp_path: Path) -> None:

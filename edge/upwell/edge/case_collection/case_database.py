@@ -10,9 +10,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from upwell.edge.case_collection.collected_case import CaseFacts, CollectedCase
+from upwell.edge.case_collection.collected_case import CaseFacts, CaseSignature, CollectedCase
 from upwell.edge.spool.open_database import Migration, open_database
 from upwell.edge.spool.spool_store import TransactionalStore
+from upwell.shared.files import parse_json
 from upwell.shared.routing.policy.settings import CollectSettings
 from upwell.shared.routing.request_tags import tag_key
 
@@ -167,8 +168,15 @@ def facts_text(facts: CaseFacts) -> str:
 def read_case(row: sqlite3.Row | tuple[str, str, bytes, bytes, bytes]) -> CollectedCase:
     """A case from a row of `READ`. Raises `ValueError` if the stored data cannot be read."""
     facts, signature, request, edge, cloud = row
-    document = {**json.loads(facts), "signature": json.loads(signature)}
-    return CollectedCase(CaseFacts.model_validate(document), request, edge, cloud)
+    return CollectedCase(read_facts(facts, CaseSignature.model_validate_json(signature)), request, edge, cloud)
+
+
+def read_facts(text: str, signature: CaseSignature) -> CaseFacts:
+    """The facts of a case from `facts_text`. Raises `ValueError`."""
+    document = parse_json(text)
+    if not isinstance(document, dict):
+        raise ValueError("its facts are not an object")
+    return CaseFacts.model_validate({**document, "signature": signature})
 
 
 READ = """SELECT facts, signatures.text, request, edge, cloud FROM cases JOIN bodies USING (id)

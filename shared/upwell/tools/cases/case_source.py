@@ -18,9 +18,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from upwell.edge.case_collection.case_database import FILE_NAME, READ, SCHEMA, read_case
+from upwell.edge.case_collection.case_database import FILE_NAME, READ, SCHEMA, read_case, read_facts
 from upwell.edge.case_collection.case_file_encryption import MAX_PARCEL_BYTES, read_key, unpack
-from upwell.edge.case_collection.collected_case import CaseFacts, CollectedCase
+from upwell.edge.case_collection.collected_case import CaseFacts, CaseSignature, CollectedCase
 from upwell.edge.config import state_dir_of
 from upwell.edge.spool.open_database import connect, delete_rows, opened, version_of
 from upwell.shared.errors import ConfigError, Problem, UpwellError, printable
@@ -140,21 +140,23 @@ class CaseDatabase:
         return self.path.parent
 
     def facts(self) -> Sequence[CaseFacts]:
-        """The facts of each case, oldest first."""
+        """The facts of each case, oldest first. Those that cannot be read are logged and left out."""
         if not self._is_begun():
             return []
         query = "SELECT facts, text FROM cases JOIN signatures ON signature = number ORDER BY kept_s, cases.rowid"
         with self._connection() as connection:
             rows = connection.execute(query).fetchall()
-        signatures: dict[str, object] = {}
+        signature_of = cache(CaseSignature.model_validate_json)
         found = []
         for facts, signature in rows:
-            known = signatures.setdefault(signature, json.loads(signature))
-            found.append(CaseFacts.model_validate({**json.loads(facts), "signature": known}))
+            with contextlib.suppress(ValueError):
+                found.append(read_facts(facts, signature_of(signature)))
+        if lost := len(rows) - len(found):
+            _log.warning("left out: %s: %s cannot be read", printable(self.path), count_of(lost, "case"))
         return found
 
     def unreadable(self) -> Sequence[Path]:
-        """None: everything in the database can be read."""
+        """None: a row that cannot be read still has its tags, by which it is erased."""
         return ()
 
     @contextlib.contextmanager

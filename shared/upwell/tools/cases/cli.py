@@ -184,7 +184,8 @@ def purge(
         typer.echo(json.dumps({"path": str(cases), **forgotten}))
         _fail_for(forgotten["unreadable"])
         return
-    parts = ", ".join(f"{number} {name}" for name, number in forgotten.items() if isinstance(number, int))
+    counts = {name: number for name, number in forgotten.items() if isinstance(number, int)}
+    parts = ", ".join(f"{number} {name.removesuffix('s') if number == 1 else name}" for name, number in counts.items())
     typer.echo(printable(f"forgotten: {parts}"))
     for path in forgotten["exports"]:
         typer.echo(printable(f"these cases were exported to {path}: delete the export, or export again"))
@@ -278,6 +279,7 @@ def forget(
         return any(is_meant({"tags": of_request}) for _, of_request in requests_behind("", document["tags"]))
 
     folder, results = source.folder, config.agent.spool.results
+    found["cases"] += len(_erase_tagged(source.path, "cases", "id", is_meant))  # what could not be read has tags, too
     spooled = _erase_tagged(folder / SPOOL_NAME, "items", "id", is_meant)
     found["spooled"] = len(spooled)
     found["events"] = len(_erase_tagged(folder / OUTBOX_NAME, "messages", "number", is_event))
