@@ -39,6 +39,8 @@ def test_hard_regions_get_more_and_what_cannot_be_compared_comes_last() -> None:
     assert choose(broken, np.append(hardness, [9.0] * 5), 605)[-5:] == list(range(600, 605))
     alike = choose(np.zeros((10, 2)), np.arange(10.0), 4)
     assert len(set(alike)) == 4
+    frozen = choose(np.repeat([[0.0, 0.0], [5.0, 5.0]], 5, axis=0), np.arange(10.0), 4)  # two pictures, again and again
+    assert (len(set(frozen)), {index // 5 for index in frozen[:2]}) == (4, {0, 1})
     assert choose(features, hardness, 0) == []
     assert choose(np.zeros((0, 2)), np.zeros(0), 5) == []
 

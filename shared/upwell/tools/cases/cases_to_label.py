@@ -83,7 +83,9 @@ def choose(features: Floats, hardness: Floats, budget: int) -> Sequence[int]:
 
 
 def _medoids(rows: Floats, weights: Floats, count: int) -> list[int]:
-    """The row nearest the mean of each of `count` clusters, the heaviest cluster first."""
+    """The row nearest the mean of each of `count` clusters, the heaviest cluster first; there may be fewer distinct rows
+    than that, and then fewer clusters.
+    """
     rng, squares = np.random.default_rng(0), (rows**2).sum(axis=1)
     centres = rows[_seeds(rows, weights, count, rng)]
     labels = np.full(len(rows), -1)
@@ -94,17 +96,17 @@ def _medoids(rows: Floats, weights: Floats, count: int) -> list[int]:
         distance = apart[np.arange(len(rows)), labels]
         if (before == labels).all():
             break
-        heavy = np.bincount(labels, weights, count)
+        heavy = np.bincount(labels, weights, len(centres))
         sums = np.zeros_like(centres)
         np.add.at(sums, labels, rows * weights[:, None])
         centres = np.where(heavy[:, None] > 0, sums / np.maximum(heavy, 1e-300)[:, None], centres)
-    heavy = np.bincount(labels, weights, count)
+    heavy = np.bincount(labels, weights, len(centres))
     nearest: dict[int, int] = {}
     for index in np.argsort(distance, kind="stable").tolist():
         nearest.setdefault(int(labels[index]), index)
     chosen = sorted(nearest.values(), key=lambda index: -heavy[labels[index]])
     taken = set(chosen)
-    # A cluster may have lost all its rows to others.
+    # A cluster may have lost all its rows to others, or there were too few.
     rest = [index for index in np.argsort(-weights, kind="stable").tolist() if index not in taken]
     return [*chosen, *rest[: count - len(chosen)]]
 
