@@ -24,7 +24,7 @@ from upwell.shared.routing.case_selection import Why
 from upwell.shared.routing.policy.settings import CollectSettings
 from upwell.shared.tensors import Array
 
-NAMES = ('say "hi"', "it's", "a/b\\c", "\U0001f600 smile", "<&>", "../up", "con: x?*", "normal", ".", "line\nbreak")
+NAMES = ('say "hi"', "[it's]", "a/b\\c", "\U0001f600 smile", "<&>", "../up", "con: x?*", "normal", ".", "line\nbreak")
 """Names of classes that some format, file system or reader may stumble over."""
 
 DETECTOR = CaseSignature.model_validate(

@@ -36,7 +36,7 @@ from tests.integration.cases.made_cases import (
     keep,
     random_pictures,
 )  # fmt: skip
-from upwell.edge.case_collection.collected_case import CollectedCase
+from upwell.edge.case_collection.collected_case import CaseSignature, CollectedCase
 from upwell.shared.errors import ConfigError
 from upwell.shared.signature.picture_codec import decode
 from upwell.shared.tensors import Array
@@ -158,6 +158,8 @@ def test_classes_as_folders_tables_and_names_that_no_file_system_takes(tmp_path:
     with (tmp_path / "csv" / "cases.csv").open(newline="", encoding="utf-8") as file:
         rows = {row["id"]: row for row in csv.DictReader(file)}
     assert {id: row["label"] for id, row in rows.items()} == dict(zip(ids, NAMES, strict=True))
+    run("cases", "import", tmp_path / "state", tmp_path / "csv" / "cases.csv", "--format", "csv")
+    assert [read_labels(tmp_path / "state")[id].label for id in ids] == list(NAMES)
     table = pyarrow.parquet.read_table(tmp_path / "parquet" / "cases.parquet").to_pylist()
     assert {row["id"]: row["label"] for row in table} == dict(zip(ids, NAMES, strict=True))
     assert all((tmp_path / "csv" / row["file"]).read_bytes() == made[n].picture for n, row in enumerate(rows.values()))
@@ -245,6 +247,18 @@ def test_labels_come_back_and_win_over_what_the_cloud_said(tmp_path: Path, form:
     assert len(document["annotations"]) == sum(len(wanted_boxes(one)) for one in made.values())
 
 
+def test_numbers_of_a_table_come_back(tmp_path: Path) -> None:
+    outputs = [{"name": "weight", "kind": "tensor"}]
+    scale = CaseSignature.model_validate({"has_rows": True, "inputs": [], "outputs": outputs})
+    weights = [0.0, -1.5e-7, 1e30]
+    made = [Made(encoded((4, 4)), {"weight": np.array([[one]], np.float64)}, {}, scale) for one in weights]
+    ids = keep(tmp_path / "state", made)
+    run("cases", "export", tmp_path / "state", "--format", "csv", "--out", tmp_path / "out")
+    file = tmp_path / "out" / "cases.csv"
+    assert run("cases", "import", tmp_path / "state", file, "--format", "csv")["labels"] == 3
+    assert [read_labels(tmp_path / "state")[id].value for id in ids] == weights
+
+
 IMAGE = '"images": [{{"id": 1, "file_name": "{id}.png", "width": 9, "height": 9}}]'
 BROKEN = {
     "csv": {
@@ -252,6 +266,7 @@ BROKEN = {
         "id,label\nnobody,x\n": "there is no case 'nobody'",
         'id,label\n{id},"[{{"\n': "expected a number, or boxes as JSON",
         "id,label\n{id},normal\n": "gives detections; expected boxes, got label",
+        'id,label\n{id},[]\n{id},"[{{""label"": ""normal"", ""box"": [0, 0, 1, 1]}}]"\n': "already has another label",
     },
     "coco": {
         "{{": "not JSON",
@@ -270,6 +285,8 @@ BROKEN = {
         '{{"number": "three"}}}}]}}]}}]': "this is not a Label Studio task",
         '[{{"data": {{"case": "{id}"}}, "annotations": [{{"result": [{{"type": "number", "value": '
         '{{"number": 1' + "0" * 400 + "}}}}]}}]}}]": "this is not a Label Studio task",
+        '[{{"data": {{"case": "{id}"}}, "annotations": [{{"result": [{{"type": "polygonlabels", "value": {{}}}}, '
+        '{{"type": "relation"}}]}}]}}]': "expected rectanglelabels, choices or a number, got polygonlabels, relation",
         "[" * 10: "not JSON",
     },
 }

@@ -5,6 +5,7 @@ Of a file all labels are imported, or none, with a list of its mistakes.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import math
@@ -20,6 +21,7 @@ from upwell.shared.errors import ConfigError, Problem
 from upwell.shared.files import parse_json, read_file, write_named
 from upwell.shared.signature.answer_agreement import best_class, found_boxes, label_of
 from upwell.shared.tensors import Array
+from upwell.shared.units import count_of
 
 LABELS_NAME = "case-labels.json"
 _MAX_BYTES = 256 << 20
@@ -90,7 +92,7 @@ def unfit(facts: CaseFacts, label: Label) -> str:
     output = facts.signature.answer
     if output is None:
         return "the model of this case has no output to label"
-    wanted = {"detections": "boxes", "probabilities": "label", "logits": "label"}.get(output.kind, "value")
+    wanted = _form_of(output)
     given = [name for name in ("label", "boxes", "value") if getattr(label, name) is not None]
     if given != [wanted]:
         return (
@@ -107,6 +109,33 @@ def unfit(facts: CaseFacts, label: Label) -> str:
     if unknown is not None:
         return f"{unknown!r} is not a class of {facts.model!r}; expected one of {', '.join(output.labels[:20])}"
     return ""
+
+
+def _form_of(output: OutputFacts) -> str:
+    """Which of the three a label of this output has."""
+    return {"detections": "boxes", "probabilities": "label", "logits": "label"}.get(output.kind, "value")
+
+
+def _as_answered(facts: CaseFacts, label: Label) -> Label | str:
+    """The label in the form that the case's model answers in: a CSV export writes all forms into one column. A text if
+    it has no such form.
+    """
+    output, text = facts.signature.answer, label.label
+    if output is None or text is None:
+        return label
+    form = _form_of(output)
+    try:
+        if form == "value":
+            return Label(value=float(text))
+        if form == "boxes" and text.startswith("[") and isinstance(boxes := parse_json(text), list):
+            return Label(boxes=tuple(LabelledBox.model_validate(box) for box in boxes))
+    except ValueError as error:
+        return _no_answer(text, error)
+    return label
+
+
+def _no_answer(text: str, error: ValueError) -> str:
+    return f"expected a number, or boxes as JSON, got {text!r}: {str(error).splitlines()[0]}"
 
 
 _MAX_IMPORT_BYTES = 1 << 30
@@ -126,14 +155,17 @@ def import_labels(path: Path, format: str, cases: Mapping[str, CaseFacts]) -> di
         if not wrong and facts is None:
             wrong = f"there is no case {id!r}" if id else "it has no case id"
         if not wrong and facts is not None and isinstance(label, Label):
-            wrong = unfit(facts, label)
+            label = _as_answered(facts, label)
+            wrong = label if isinstance(label, str) else unfit(facts, label)
+        if not wrong and labels.get(id, label) != label:
+            wrong = f"the case {id!r} already has another label in this file"
         if wrong:
             problems.append(Problem(path, line, None, key, wrong))
         elif isinstance(label, Label):
             labels[id] = label
     if problems:
         more = (
-            [Problem(path, None, None, "", f"{len(problems) - _SHOWN} more mistakes")] if len(problems) > _SHOWN else []
+            [Problem(path, None, None, "", count_of(len(problems) - _SHOWN, "more mistake"))] if len(problems) > _SHOWN else []
         )
         raise ConfigError([*problems[:_SHOWN], *more])
     if not labels:
@@ -165,8 +197,9 @@ def _studio(path: Path, data: bytes) -> Found:
 
 def _of_regions(regions: Sequence[Mapping[str, Any]]) -> Label | str:
     boxes, labels, values = [], [], []
+    others: dict[str, None] = {}
     for region in regions:
-        value = region["value"]
+        value = region.get("value", {})  # a relation between regions has none
         if region["type"] == "rectanglelabels":
             x, y = float(value["x"]) / 100, float(value["y"]) / 100
             box = _labelled_box(
@@ -181,6 +214,10 @@ def _of_regions(regions: Sequence[Mapping[str, Any]]) -> Label | str:
             labels += value["choices"]
         elif region["type"] == "number":
             values.append(float(value["number"]))
+        else:
+            others[str(region["type"])] = None
+    if others and not (boxes or labels or values):
+        return f"expected rectanglelabels, choices or a number, got {', '.join(others)}"
     if len(labels) > 1:
         return f"it has {len(labels)} classes ({', '.join(map(str, labels))}); expected one"
     try:
@@ -255,13 +292,9 @@ def _csv(path: Path, data: bytes) -> Found:
 
 def _of_cells(label: str, value: str) -> Label | str:
     try:
-        if value:
-            return Label(value=float(value))
-        if label.startswith("[") and isinstance(boxes := parse_json(label), list):
-            return Label(boxes=tuple(LabelledBox.model_validate(box) for box in boxes))
-    except (ValidationError, ValueError) as error:
-        return f"expected a number, or boxes as JSON, got {value or label!r}: {str(error).splitlines()[0]}"
-    return Label(label=label)
+        return Label(value=float(value)) if value else Label(label=label)
+    except ValueError as error:
+        return _no_answer(value, error)
 
 
 _EXPECTED: Mapping[str, str] = {
