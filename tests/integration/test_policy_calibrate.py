@@ -464,10 +464,11 @@ def test_a_simulation_says_how_many_lines_lack_the_supports_that_a_policy_weighs
     assert set(json.loads(done.stdout)["policy"]["reasons"]) == {"easy", "hard"}
 
 
-def test_many_wrong_lines_are_counted(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("count", "words"), [(50, "30 more lines are wrong"), (21, "1 more line is wrong")])
+def test_many_wrong_lines_are_counted(tmp_path: Path, count: int, words: str) -> None:
     path = tmp_path / "log.jsonl"
-    path.write_text("nope\n" * 50)
-    with pytest.raises(ConfigError, match="30 more lines are wrong") as caught:
+    path.write_text("nope\n" * count)
+    with pytest.raises(ConfigError, match=words) as caught:
         read_log(path)
     assert len(caught.value.problems) == 21
 

@@ -164,10 +164,9 @@ def import_labels(path: Path, format: str, cases: Mapping[str, CaseFacts]) -> di
         elif isinstance(label, Label):
             labels[id] = label
     if problems:
-        more = (
-            [Problem(path, None, None, "", count_of(len(problems) - _SHOWN, "more mistake"))] if len(problems) > _SHOWN else []
-        )
-        raise ConfigError([*problems[:_SHOWN], *more])
+        if (more := len(problems) - _SHOWN) > 0:
+            problems[_SHOWN:] = [Problem(path, None, None, "", count_of(more, "more mistake"))]
+        raise ConfigError(problems)
     if not labels:
         raise ConfigError.at(path, f"it contains no labels; expected {_EXPECTED[format]}")
     return labels

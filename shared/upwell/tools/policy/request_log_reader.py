@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from upwell.shared.errors import ConfigError, Problem
 from upwell.shared.routing.request_log_line import LONGEST_LINE_BYTES, LogLine
+from upwell.shared.units import count_of
 
 MAX_LOG_BYTES = 512 << 20
 """Maximum size of a log, whose content must fit into memory (bytes)."""
@@ -36,8 +37,9 @@ def read_log(path: Path) -> list[LogLine]:
             wrong += 1
             if len(problems) < _SHOWN_PROBLEMS:
                 problems.append(_problem(path, number, text, error))
-    if wrong > len(problems):
-        problems.append(Problem(path, None, None, "", f"{wrong - len(problems)} more lines are wrong"))
+    if (more := wrong - len(problems)) > 0:
+        text = "1 more line is wrong" if more == 1 else f"{more} more lines are wrong"
+        problems.append(Problem(path, None, None, "", text))
     if problems:
         raise ConfigError(problems)
     if not lines:
@@ -89,5 +91,5 @@ def _problem(path: Path, number: int, text: bytes, error: ValidationError) -> Pr
         message = "truncated; remove this line" if is_cut else "not JSON; expected a JSON object"
     elif first["type"] == "extra_forbidden":
         message = f"unknown key; expected one of {', '.join(LogLine.model_fields)}"
-    more = f" (and {len(others)} more problems in this line)" if others else ""
+    more = f" (and {count_of(len(others), 'more problem')} in this line)" if others else ""
     return Problem(path, number, None, key, message + more)

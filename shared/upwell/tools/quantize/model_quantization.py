@@ -260,7 +260,7 @@ class _Work:
     def _change(self, before: Sequence[Array], keep_float: Sequence[str], step: int) -> DetectionChange:
         """The change of detections with these nodes float, on every `step`-th row."""
         run = self._opened(self._quantizer.quantized(keep_float))
-        cases = self._cases(self._chosen_on[::step], f"trying {len(keep_float)} nodes as float")
+        cases = self._cases(self._chosen_on[::step], f"trying {count_of(len(keep_float), 'node')} as float")
         return detection_change(before[::step], found_boxes(run, self._samples, cases))
 
     def _opened(self, model: bytes) -> Run:

@@ -19,6 +19,7 @@ from upwell.shared.files import parse_json
 from upwell.shared.oip.dataplane import ModelMetadata
 from upwell.shared.signature.signature import LogicalInput, Signature
 from upwell.shared.tensors import Array
+from upwell.shared.units import count_of
 from upwell.tools.request_inputs import read_inputs
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".npy", ".npz"})
@@ -242,9 +243,8 @@ def _each(path: Path, rows: Iterable[tuple[int | None, T]], add: Callable[[T], N
             add(row)
         except ValueError as error:
             problems.append(Problem(path, line, None, "", str(error)))
-    if len(problems) > _SHOWN:
-        more = Problem(path, None, None, "", f"and {len(problems) - _SHOWN} more problems")
-        problems = [*problems[:_SHOWN], more]
+    if (more := len(problems) - _SHOWN) > 0:
+        problems[_SHOWN:] = [Problem(path, None, None, "", f"and {count_of(more, 'more problem')}")]
     if problems:
         raise ConfigError(problems)
 
