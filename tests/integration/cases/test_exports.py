@@ -10,6 +10,7 @@ import os
 import random
 import resource
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -36,6 +37,7 @@ from tests.integration.cases.made_cases import (
     keep,
     random_pictures,
 )  # fmt: skip
+from upwell.edge.case_collection.case_database import FILE_NAME
 from upwell.edge.case_collection.collected_case import CaseSignature, CollectedCase
 from upwell.shared.errors import ConfigError
 from upwell.shared.signature.picture_codec import decode
@@ -314,6 +316,23 @@ def test_what_is_purged_is_named_where_it_was_exported(tmp_path: Path) -> None:
     assert (said["cases"], said["exports"]) == (1, [str(tmp_path / "out")])
     assert ids[0] not in (state / "case-exports.json").read_text()
     assert [facts.id for facts in open_source(config).facts()] == ids[1:]
+
+
+def test_cases_that_are_gone_by_now_are_left_out_and_counted(tmp_path: Path) -> None:
+    state, listed = tmp_path / "state", tmp_path / "ids.txt"
+    ids = list(detections(state, 4))
+    with contextlib.closing(sqlite3.connect(state / FILE_NAME)) as cases, cases:
+        cases.execute("DELETE FROM bodies WHERE id = ?", (ids[0],))  # as a running agent drops it after it was listed
+        cases.execute("UPDATE bodies SET request = x'ff' WHERE id = ?", (ids[1],))
+    listed.write_text("\n".join([*ids, "0" * 32]))
+    said = run("cases", "export", state, "--format", "coco", "--out", tmp_path / "out", "--ids", listed)
+    left_out = {"in the list of ids, but not among these cases": 1, "no longer stored, or unreadable": 2}
+    assert (said["cases"], said["left_out"]) == (2, left_out)
+    assert json.loads((state / "case-exports.json").read_text())[0]["cases"] == sorted(ids[2:])
+    assert sorted(run("cases", "select", state, "--budget", "9")["cases"]) == sorted(ids[2:])
+    listed.write_text("")
+    with pytest.raises(ConfigError, match="there are no cases to export"):
+        run("cases", "export", state, "--format", "coco", "--out", tmp_path / "none", "--ids", listed)
 
 
 EXPORT = "import sys; from upwell.tools.cli import main; sys.argv[0] = 'upwell'; main()"

@@ -17,7 +17,7 @@ import secrets
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 from urllib.parse import quote
@@ -31,6 +31,7 @@ from upwell.shared.files import read_json, sync_folder, sync_tree, write_named
 from upwell.shared.signature.picture_codec import decode
 from upwell.shared.signature.picture_headers import DEFAULT_MAX_PIXELS
 from upwell.tools.cases.case_labels import Label, LabelledBox, answer_label
+from upwell.tools.cases.case_source import CaseLost
 
 INDEX_NAME = "case-exports.json"
 _MAX_BYTES = 256 << 20
@@ -107,12 +108,16 @@ class Exported:
 
 @dataclass(frozen=True)
 class ExportTask:
-    """What to export: the cases, people's labels, and the side whose answer replaces a missing label."""
+    """What to export: the cases, people's labels, and the side whose answer replaces a missing label.
+
+    `lost` collects the ids of cases that an agent has dropped meanwhile, or that the disk garbled.
+    """
 
     facts: Sequence[CaseFacts]
     read: Callable[[str], CollectedCase]
     labels: Mapping[str, Label]
     side: Side
+    lost: set[str] = field(default_factory=set)
 
 
 @contextlib.contextmanager
@@ -145,17 +150,24 @@ def _escaped(name: str) -> str:
 
 
 def exported(task: ExportTask, folder: Path, pictures: str = "images") -> Iterator[Exported]:
-    """The cases one by one, with the picture already in `folder`/`pictures`. Raises `OSError` and `UpwellError`."""
+    """The cases one by one, with the picture already in `folder`/`pictures`; lost ones are noted and left out. Raises
+    `OSError` and `UpwellError`.
+    """
     for facts in task.facts:
-        case = task.read(facts.id)
         output = facts.signature.answer
         edge = cloud = None
-        if output is not None:
-            edge, cloud = answer_label(output, case.edge_outputs()), answer_label(output, case.cloud_outputs())
+        try:
+            case = task.read(facts.id)
+            if output is not None:
+                edge, cloud = answer_label(output, case.edge_outputs()), answer_label(output, case.cloud_outputs())
+            picture = _put_picture(case, folder, pictures)
+        except (CaseLost, InvalidRequest):
+            task.lost.add(facts.id)
+            continue
         stands_in = {"cloud": cloud, "edge": edge, "none": None}[task.side]
         human = task.labels.get(facts.id)
         label = stands_in if human is None else human
-        yield Exported(facts, edge, cloud, label, human is not None, _put_picture(case, folder, pictures))
+        yield Exported(facts, edge, cloud, label, human is not None, picture)
 
 
 def _put_picture(case: CollectedCase, folder: Path, pictures: str) -> Picture | None:

@@ -4,6 +4,7 @@ first.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,17 +14,18 @@ import numpy as np
 import typer
 
 from upwell.edge.case_collection.collected_case import CaseFacts, CollectedCase
-from upwell.shared.errors import ConfigError, printable
+from upwell.shared.errors import ConfigError, InvalidRequest, printable
 from upwell.shared.files import read_file, write_named
 from upwell.shared.units import count_of
-from upwell.tools.cases.case_exports import FORMATS, ExportTask, Side, new_folder, note_export
+from upwell.tools.cases.case_exports import FORMATS, ExportTask, LeftOut, Side, new_folder, note_export
 from upwell.tools.cases.case_labels import IMPORTS, import_labels, read_labels, write_labels
-from upwell.tools.cases.case_source import open_source
+from upwell.tools.cases.case_source import CaseLost, open_source
 from upwell.tools.cases.cases_to_label import choose, features_of, hardness_of
 from upwell.tools.cases.cli import CasesArgument, ModelOption, TagOption, WhyOption, by_ids, case_filter, chosen
 from upwell.tools.terminal import AsJson, progress
 
 Which = Literal["training", "evaluation", "all"]
+_LOST, _NOT_THERE = "no longer stored, or unreadable", "in the list of ids, but not among these cases"
 _WHICH_HELP = "training: cases not chosen at random; evaluation: the random ones, for judging models; all: both."
 
 
@@ -52,10 +54,9 @@ def export(
     if format not in FORMATS:
         raise ConfigError.at(None, f"expected one of {', '.join(FORMATS)}, got {format!r}", "--format")
     source = open_source(cases)
-    found = _of_set(chosen(source, case_filter(tag, model, why)), which)
+    found, left_out = _of_set(chosen(source, case_filter(tag, model, why)), which), LeftOut()
     if ids is not None:
-        wanted = read_file(ids, "a list of ids", 64 << 20).decode("ascii", "replace").split()
-        found = by_ids(found, wanted)
+        found, left_out[_NOT_THERE] = _listed(ids, found)
     if not found:
         raise ConfigError.at(cases, f"there are no cases to export (--set {which}); see `upwell cases stats`")
     url = f"/data/local-files/?d={out.name}/" if picture_url is None else picture_url
@@ -66,10 +67,13 @@ def export(
             bar.advance(step)
             return read_case(id)
 
-        left_out = FORMATS[format](ExportTask(found, read, read_labels(source.folder), side), folder, url)
+        task = ExportTask(found, read, read_labels(source.folder), side)
+        unfit = FORMATS[format](task, folder, url)
         # First the index: an export missing from it could not be found when a case must be erased.
-        note_export(source.folder, out.absolute(), format, [facts.id for facts in found])
-    number = len(found) - sum(left_out.values())
+        note_export(source.folder, out.absolute(), format, [facts.id for facts in found if facts.id not in task.lost])
+    number = len(found) - len(task.lost) - sum(unfit.values())
+    left_out[_LOST] = len(task.lost)
+    left_out += unfit
     if as_json:
         typer.echo(json.dumps({"out": str(out), "format": format, "cases": number, "left_out": dict(left_out)}))
         return
@@ -123,15 +127,20 @@ def select(
             else f"these are cases of {', '.join(models)}; choose one with --model"
         )
         raise ConfigError.at(cases, what)
+    read_facts: list[CaseFacts] = []
+    vectors: list[list[float]] = []
     with progress() as bar, source.reading() as read:
-        vectors = [features_of(read(facts.id)) for facts in bar.track(found, description="cases")]
-    width = max(map(len, vectors))
+        for facts in bar.track(found, description="cases"):
+            with contextlib.suppress(CaseLost, InvalidRequest):  # dropped meanwhile, or garbled by the disk
+                vectors.append(features_of(read(facts.id)))
+                read_facts.append(facts)
+    width = max(map(len, vectors), default=0)
     features = np.full((len(vectors), width), np.nan)
     for row, vector in enumerate(vectors):
         if len(vector) == width:
             features[row] = vector
-    hardness = np.array([hardness_of(facts) for facts in found])
-    picked = [found[index].id for index in choose(features, hardness, budget)]
+    hardness = np.array([hardness_of(facts) for facts in read_facts])
+    picked = [read_facts[index].id for index in choose(features, hardness, budget)]
     if out is not None:
         write_named(out, "".join(f"{id}\n" for id in picked).encode(), "--out")
     if as_json:
@@ -140,6 +149,15 @@ def select(
         typer.echo("\n".join(picked))
     else:
         typer.echo(printable(f"{len(picked)} of {len(found)} cases in {out}"))
+
+
+def _listed(path: Path, found: Sequence[CaseFacts]) -> tuple[list[CaseFacts], int]:
+    """Those of the cases that a file lists by their ids, and how many of its ids are of none."""
+    wanted = set(read_file(path, "a list of ids", 64 << 20).decode("ascii", "replace").split())
+    there = {facts.id for facts in found}
+    gone = {id for id in wanted - there if not any(one.startswith(id) for one in there)}
+    wanted -= gone
+    return by_ids(found, sorted(wanted)) if wanted else [], len(gone)
 
 
 def _of_set(found: Sequence[CaseFacts], which: Which) -> list[CaseFacts]:
