@@ -137,8 +137,12 @@ def test_a_detector_of_ultralytics(tmp_path: Path, in_process: InProcess) -> Non
     boxes[0, 4:, 5] = [0.1, 0.8, 0.05]
     model = detecting(tmp_path / "best.onnx", ultralytics("detect", 64), boxes)
     shown = picture(tmp_path / "photo.png", (128, 64))
+    (tmp_path / "photo-boxes.png").write_bytes(b"the user's own")
     report = init(in_process, model, "--try", shown)
     assert report["check"] == report["not_known"] == []
+    assert (tmp_path / "photo-boxes.png").read_bytes() == b"the user's own"
+    assert report["tried"]["drawn"] == str(tmp_path / "photo-boxes-2.png")
+    assert init(in_process, model, "--force", "--try", shown)["tried"]["drawn"] == str(tmp_path / "photo-boxes.png")
     kind, values, labels = answered(model, (128, 64))
     assert (kind, labels) == ("detections", LABELS)
     np.testing.assert_allclose(values[0, 0], [24 / 64, 24 / 64, 40 / 64, 40 / 64, 0.8, 1], atol=1e-5)

@@ -136,7 +136,7 @@ def init(
         quantization: Mapping[str, tuple[float, int]] = getattr(runtime, "quantization", {})  # TFLite models only
         text, facts = _described(_facts(file, runtime, quantization), runtime, quantization)
         _write(target, text, _beside(text, facts), force)
-        tried = try_sample(runtime, target, sample) if sample is not None else None
+        tried = try_sample(runtime, target, sample, force=force) if sample is not None else None
     finally:
         runtime.close()
     if as_json:

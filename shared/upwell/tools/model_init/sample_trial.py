@@ -6,6 +6,7 @@ import io
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 
 import numpy as np
@@ -41,15 +42,16 @@ class TrialResult:
     drawn: Path | None = None
 
 
-def try_sample(runtime: Runtime, description: Path, sample: str) -> TrialResult:
+def try_sample(runtime: Runtime, description: Path, sample: str, *, force: bool) -> TrialResult:
     """Run the model on a file with a picture or a text, or on the text itself, through its description.
 
-    Raises `ConfigError` if the sample is unusable, or if the model takes something else.
+    What it finds in a picture is drawn into a file beside it, which replaces another one only with `force`. Raises
+    `ConfigError` if the sample is unusable, or if the model takes something else.
     """
     processor = Processor(load_description(description), runtime.inputs, runtime.outputs, runtime.name)
     kinds = [one.kind for one in processor.signature.inputs]
     if kinds == ["image"]:
-        return _try_picture(runtime, processor, Path(sample))
+        return _try_picture(runtime, processor, Path(sample), force)
     if kinds == ["text"]:
         is_file = os.path.isfile(sample)
         data = read_file(Path(sample), "a text", MAX_PICTURE_BYTES) if is_file else os.fsencode(sample)
@@ -72,7 +74,7 @@ def _shown(outputs: Sequence[LogicalOutput], answer: Mapping[str, Array]) -> Tri
     return TrialResult(tuple(_described(answer)))
 
 
-def _try_picture(runtime: Runtime, processor: Processor, picture: Path) -> TrialResult:
+def _try_picture(runtime: Runtime, processor: Processor, picture: Path, force: bool) -> TrialResult:
     if picture.exists() and not picture.is_file():
         raise ConfigError.at(picture, "this is not a regular file", "--try")
     data = read_file(picture, "a picture", MAX_PICTURE_BYTES)
@@ -84,10 +86,13 @@ def _try_picture(runtime: Runtime, processor: Processor, picture: Path) -> Trial
     boxes = next((one for one in processor.signature.outputs if one.kind == "detections"), None)
     if boxes is not None:
         masks = next((answer[one.name][0] for one in processor.signature.outputs if one.kind == "masks"), None)
-        return _boxes(boxes, answer[boxes.name][0], _tinted(shown, masks), picture)
+        shown = _tinted(shown, masks)
+        lines = _boxes(boxes, answer[boxes.name][0], shown)
+        return TrialResult(lines, _saved(shown, picture, "boxes", force))
     segments = next((one for one in processor.signature.outputs if one.kind == "segments"), None)
     if segments is not None:
-        return _segments(segments, answer[segments.name][0], shown, picture)
+        numbers = answer[segments.name][0][..., 0]
+        return TrialResult(_segments(segments, numbers), _saved(_tinted(shown, numbers), picture, "segments", force))
     return _shown(processor.signature.outputs, answer)
 
 
@@ -100,7 +105,8 @@ def _classes(output: LogicalOutput, scores: Array) -> tuple[str, ...]:
     return tuple(f"{values[one]:7.1%}  {_label(output, int(one))}" for one in best)
 
 
-def _boxes(output: LogicalOutput, rows: Array, shown: Image.Image, picture: Path) -> TrialResult:
+def _boxes(output: LogicalOutput, rows: Array, shown: Image.Image) -> tuple[str, ...]:
+    """A line for each box, which is drawn into the picture."""
     found = [row for row in rows if row[_CLASS] >= 0]
     draw, lines = ImageDraw.Draw(shown), []
     size = np.array([shown.width, shown.height])
@@ -119,11 +125,13 @@ def _boxes(output: LogicalOutput, rows: Array, shown: Image.Image, picture: Path
                     draw.circle(tuple(map(float, middle)), _LINE, fill=_COLOUR)
         draw.text(tuple(corners[0] + _LINE), f"{name} {row[_SCORE]:.0%}", fill=_COLOUR)
         lines.append(f"{row[_SCORE]:7.1%}  {name}  at " + ", ".join(f"{corner:.0f}" for corner in corners.ravel()))
-    return TrialResult(("1 box" if len(found) == 1 else f"{len(found)} boxes", *lines), _saved(shown, picture, "boxes"))
+    return ("1 box" if len(found) == 1 else f"{len(found)} boxes", *lines)
 
 
-def _saved(shown: Image.Image, picture: Path, what: str) -> Path:
-    target = picture.with_name(f"{picture.stem}-{what}.png")
+def _saved(shown: Image.Image, picture: Path, what: str, force: bool) -> Path:
+    names = chain([what], (f"{what}-{number}" for number in count(2)))
+    targets = (picture.with_name(f"{picture.stem}-{name}.png") for name in names)
+    target = next(path for path in targets if force or not path.exists())
     data = io.BytesIO()
     shown.save(data, "PNG")
     write_named(target, data.getvalue(), "--try")
@@ -142,12 +150,11 @@ def _tinted(shown: Image.Image, numbers: Array | None) -> Image.Image:
     return Image.composite(over, shown, where)
 
 
-def _segments(output: LogicalOutput, segments: Array, shown: Image.Image, picture: Path) -> TrialResult:
-    classes, counts = np.unique(segments[..., 0], return_counts=True)
+def _segments(output: LogicalOutput, numbers: Array) -> tuple[str, ...]:
+    classes, counts = np.unique(numbers, return_counts=True)
     parts = sorted(zip(counts.tolist(), classes.tolist(), strict=True), reverse=True)
     names = {number: "not seen" if number == UNSEEN else _label(output, number) for _, number in parts}
-    lines = tuple(f"{count / counts.sum():7.1%}  {names[number]}" for count, number in parts)
-    return TrialResult(lines, _saved(_tinted(shown, segments[..., 0]), picture, "segments"))
+    return tuple(f"{size / counts.sum():7.1%}  {names[number]}" for size, number in parts)
 
 
 def _described(outputs: Mapping[str, Array]) -> list[str]:
