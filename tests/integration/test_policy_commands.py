@@ -163,6 +163,9 @@ def test_the_time_of_a_request_is_in_the_policys_time_zone(policy: Path) -> None
     for text, rule in (("2026-05-01T22:30", "r"), ("2026-05-01T17:00Z", "r"), ("2026-05-01T22:30+02:00", None)):
         request.write_text(json.dumps({"model": "m", "time": text}))
         assert json.loads(run("explain", policy, "--request", request, "--json").stdout)["rule"] == rule
+    for text in ("9999-12-31T23:00Z", "0001-01-01T01:00Z"):  # beyond the calendar somewhere
+        request.write_text(json.dumps({"model": "m", "time": text}))
+        assert "expected a time such as" in str(run("explain", policy, "--request", request).exception)
 
 
 def test_a_schema_can_be_written(tmp_path: Path) -> None:

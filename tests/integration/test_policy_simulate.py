@@ -161,6 +161,7 @@ def test_the_hours_of_rules_count_from_the_start(files: Path) -> None:
         (["--uplink", "4Mbps", "--rtt", "60"], "--rtt: expected a duration"),
         (["--uplink", "4Mbps", "--rtt", "2h"], "--rtt: expected at most 1h"),
         (["--uplink", "4Mbps", "--start", "today"], "--start: expected a date and time"),
+        (["--uplink", "4Mbps", "--start", "9999-12-31T23:00-08:00"], "--start: expected a date and time"),
         (["--uplink", "4Mbps", "--plot", "a.txt"], "expected a file that ends in .png, .svg, .pdf"),
         (["--trace", "{files}/nothing.up"], "nothing.up: cannot read the trace: No such file"),
         (["--trace", "{files}"], "cannot read the trace: Is a directory"),

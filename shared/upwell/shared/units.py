@@ -50,8 +50,8 @@ BITRATE_UNITS: Mapping[str, Decimal] = {
 }
 """Unit -> bits per second."""
 
-LATEST_UNIX_S = 1e11
-"""The year 5138: a larger number is no time in seconds since 1970."""
+LATEST_UNIX_S, LATEST_YEAR = 1e11, 5138
+"""A larger number is no time in seconds since 1970, and no zone's date of it may leave the calendar."""
 
 PERIODS = ("s", "min", "h", "day", "week", "month")
 """The periods of a rate."""

@@ -34,7 +34,7 @@ from upwell.shared.routing.simulation.strategies import (
     thresholds,
     without_supports,
 )
-from upwell.shared.units import parse_bits_per_second, parse_seconds
+from upwell.shared.units import LATEST_YEAR, parse_bits_per_second, parse_seconds
 from upwell.tools.plot_style import check_plot
 from upwell.tools.policy.request_log_reader import read_log
 from upwell.tools.terminal import AsJson, PolicyArgument, key_values, parsed, plain, progress, share, stderr_console
@@ -239,7 +239,9 @@ def _bits_per_s(text: str) -> float:
 def _wall_time_s(text: str) -> float:
     try:
         start = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        if not 1970 <= start.year < LATEST_YEAR:
+            raise ValueError
         return (start if start.tzinfo else start.replace(tzinfo=timezone.utc)).timestamp()
-    except (ValueError, OverflowError):
+    except ValueError:
         expected = f"expected a date and time such as 2024-05-01T08:00 or 2024-05-01T08:00+02:00, got {text!r}"
         raise ConfigError.at(None, expected, "--start") from None

@@ -29,7 +29,7 @@ from upwell.shared.routing.policy.request_facts import RequestFacts, RowFacts
 from upwell.shared.routing.policy.settings import ModelPair, Settings
 from upwell.shared.routing.reasons import Reason
 from upwell.shared.routing.request_tags import Tags
-from upwell.shared.units import parse_bits_per_second
+from upwell.shared.units import LATEST_YEAR, parse_bits_per_second
 
 NOW_S = 1_000_000.0
 """The time of the explained decision, on its own clock."""
@@ -57,7 +57,8 @@ class LinkDescription(_Keys):
 
 def _time(text: str) -> str:
     try:
-        datetime.fromisoformat(text.replace("Z", "+00:00"))
+        if not 1970 <= datetime.fromisoformat(text.replace("Z", "+00:00")).year < LATEST_YEAR:
+            raise ValueError
     except ValueError:
         raise ValueError(f"expected a time such as 2026-05-01T22:30 or 2026-05-01T22:30+02:00, got {text!r}") from None
     return text
