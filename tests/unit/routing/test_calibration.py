@@ -17,7 +17,7 @@ from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.routing.calibration.binomial import at_least, at_most, interval, lower_bound, upper_bound
 from upwell.shared.routing.calibration.discrimination import auroc
 from upwell.shared.routing.calibration.logged_hardness import fitted_temperature, measured
-from upwell.shared.routing.calibration.object_chances import fitted_chances
+from upwell.shared.routing.calibration.object_chances import fitted_chances, why_unfitted
 from upwell.shared.routing.calibration.pair_calibration import CalibrationResult, Target, by_model_pair, calibration_of
 from upwell.shared.routing.calibration.threshold_choice import (
     CannotCalibrate,
@@ -233,8 +233,14 @@ def test_a_temperature_that_does_not_help_is_left_alone() -> None:
 def test_a_temperature_survives_odd_logits() -> None:
     odd = [line(logits=(math.inf, 0.0), edge_correct=True), line(logits=(1e300, -1e300), edge_correct=False)] * 40
     assert 0.01 < fitted_temperature(odd + overconfident(400, 3, 2.0), "margin", 1.0) < 100
-    all_right = [line(logits=(3.0, 0.0), edge_correct=True)] * 100
-    assert 0.01 < fitted_temperature(all_right, "margin", 1.0) < 100
+
+
+def test_a_device_that_is_always_right_keeps_the_order_of_its_scores() -> None:
+    """The likeliest temperature would make all of them 1, so that no threshold reaches a share."""
+    apart = np.random.default_rng(0).uniform(2.0, 10.0, 500).tolist()
+    right = [line(index, logits=(by, 0.0), edge_correct=True, cloud_correct=True) for index, by in enumerate(apart)]
+    one = calibrated(right, SHARE)
+    assert (one.hard.temperature, one.chosen.share) == (1.0, pytest.approx(0.2, abs=0.01))
 
 
 def test_hardness_comes_from_logits_where_they_are_and_else_from_the_line() -> None:
@@ -276,6 +282,15 @@ def test_the_chances_of_objects_are_moved_to_where_the_cloud_finds_them(measure:
     assert fit.temperature == pytest.approx(0.4, rel=0.3)
     assert fit.bias == pytest.approx(1.0, abs=0.3)
     assert fit.support == 0
+
+
+def test_few_wrong_answers_are_shared_out_to_both_halves() -> None:
+    logged = detected(2000, 1, 0.4, 1.0)
+    wrong = [one for one in logged if not one.edge_correct][:16]
+    right = [one for one in logged if one.edge_correct][:150]
+    every_second = [one for pair in zip(wrong, right, strict=False) for one in pair] + right[len(wrong) :]
+    assert why_unfitted(every_second, len(every_second)) == ""
+    assert fitted_chances(every_second, "margin", 1.0) != uncalibrated("margin")
 
 
 @pytest.mark.parametrize("weight", [0.8, -1.2])

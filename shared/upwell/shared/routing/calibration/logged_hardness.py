@@ -81,12 +81,15 @@ def fitted_temperature(lines: Sequence[LogLine], measure: Measure, before: float
     T and refined by golden-section search. T is fitted on every second line and kept only if it helps on the others:
     the likelihood improves by more than its standard error, and the order of hardness separates right from wrong no
     worse (a better likelihood alone can make a cascade worse: arXiv 2104.09286). Otherwise, and with fewer than 50
-    usable lines, the result is `before`.
+    usable lines or all of one kind, the result is `before`: if all are right, the lowest temperature is the likeliest,
+    and at that most scores are the same.
     """
     usable = [line for line in lines if line.logits and line.edge_correct is not None][:_AT_MOST_LINES]
     if len(usable) < _AT_LEAST_LINES:
         return before
     fit, check = usable[::2], usable[1::2]
+    if len({line.edge_correct for line in fit}) < 2:
+        return before
     fitted = _best(fit)
     gains = _losses(check, before) - _losses(check, fitted)
     helps = gains.mean() > gains.std() / math.sqrt(len(check))

@@ -52,7 +52,8 @@ def fitted_chances(lines: Sequence[LogLine], measure: Measure, before: float, *,
     if why_unfitted(usable, len(usable)):
         return best
     logged = _Logged.of(usable)
-    halves = (_Logged.of(usable[::2]), _Logged.of(usable[1::2]))
+    by_kind = sorted(usable, key=lambda line: bool(line.edge_correct))
+    halves = (_Logged.of(by_kind[::2]), _Logged.of(by_kind[1::2]))
     loss, order = _held_out(halves, (best, best), measure)
     wrong = int((~logged.right).sum())
     order = max(order, 2 * best_by_chance(wrong, len(usable) - wrong))
