@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +19,12 @@ from upwell.edge.case_collection.collected_case import (
     request_bytes,
 )
 from upwell.edge.models.hardness_scorer import NO_SCORES
+from upwell.shared.errors import ConfigError
 from upwell.shared.routing.calibration.logged_hardness import measured
 from upwell.shared.routing.hardness import LogitFit
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.routing.request_log_line import LogLine
+from upwell.tools.cases.case_labels import Label
 from upwell.tools.evaluate.evaluation_run import Answers, EvaluationRun, answers_of
 
 DETECTOR = """\
@@ -51,9 +54,9 @@ def saved(path: Path, description: str, answer: list[list[list[float]]] | list[l
     return path
 
 
-def answered(path: Path, shape: tuple[int, ...], hard: HardSettings) -> Answers:
+def answered(path: Path, shape: tuple[int, ...], hard: HardSettings, *outputs: Mapping[str, object]) -> Answers:
     signature = CaseSignature.model_validate(
-        {"has_rows": True, "inputs": [{"name": "x", "kind": "tensor"}], "outputs": []}
+        {"has_rows": True, "inputs": [{"name": "x", "kind": "tensor"}], "outputs": outputs}
     )
     facts = CaseFacts(
         id=uuid.uuid4().hex, model="m", created_unix_s=0.0, why=("random",), inclusion=1.0, signature=signature
@@ -84,3 +87,15 @@ def test_a_classifiers_logits_are_kept(tmp_path: Path) -> None:
     found = answered(path, (1, 1), HardSettings("margin", temperature=4.0))
     assert found.scores == [{**NO_SCORES, "logits": (2.0, 0.0, 1.0)}]
     assert found.hardness == pytest.approx((-measured([as_logged(found)], "margin", LogitFit(4.0))).tolist())
+
+
+def test_a_model_none_of_whose_answers_could_be_right_is_refused(tmp_path: Path) -> None:
+    """Both would be wrong in every case, and the gate would open for the one as for the other."""
+    path = saved(tmp_path / "model.onnx", CLASSIFIER, [[2.0, 0.0, 1.0]], "scores")
+    cats = {"name": "scores", "kind": "probabilities", "labels": ["cat", "dog"]}
+    with pytest.raises(ConfigError, match=r"its classes have none of the cases' names \(cat, dog\)"):
+        answered(path, (1, 1), HardSettings(), cats)
+    assert answered(path, (1, 1), HardSettings(), {**cats, "labels": ["0", "1"]}).labels == [Label(label="0")]
+    path.with_name("model.yaml").unlink()
+    with pytest.raises(ConfigError, match="it answers with tensor, but the cases with probabilities"):
+        answered(path, (1, 1), HardSettings(), cats)

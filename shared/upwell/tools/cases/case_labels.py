@@ -5,7 +5,6 @@ Of a file all labels are imported, or none, with a list of its mistakes.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import math
@@ -92,7 +91,7 @@ def unfit(facts: CaseFacts, label: Label) -> str:
     output = facts.signature.answer
     if output is None:
         return "the model of this case has no output to label"
-    wanted = _form_of(output)
+    wanted = form_of(output)
     given = [name for name in ("label", "boxes", "value") if getattr(label, name) is not None]
     if given != [wanted]:
         return (
@@ -111,7 +110,7 @@ def unfit(facts: CaseFacts, label: Label) -> str:
     return ""
 
 
-def _form_of(output: OutputFacts) -> str:
+def form_of(output: OutputFacts) -> str:
     """Which of the three a label of this output has."""
     return {"detections": "boxes", "probabilities": "label", "logits": "label"}.get(output.kind, "value")
 
@@ -123,7 +122,7 @@ def _as_answered(facts: CaseFacts, label: Label) -> Label | str:
     output, text = facts.signature.answer, label.label
     if output is None or text is None:
         return label
-    form = _form_of(output)
+    form = form_of(output)
     try:
         if form == "value":
             return Label(value=float(text))

@@ -83,8 +83,9 @@ def choose(features: Floats, hardness: Floats, budget: int) -> Sequence[int]:
 
 
 def _medoids(rows: Floats, weights: Floats, count: int) -> list[int]:
-    """The row nearest the mean of each of `count` clusters, the heaviest cluster first; there may be fewer distinct rows
-    than that, and then fewer clusters.
+    """The row nearest the mean of each of `count` clusters, the heaviest cluster first.
+
+    Of fewer distinct rows than that there are fewer clusters.
     """
     rng, squares = np.random.default_rng(0), (rows**2).sum(axis=1)
     centres = rows[_seeds(rows, weights, count, rng)]

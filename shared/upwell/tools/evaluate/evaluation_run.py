@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from upwell.edge.bundle.bundle import Trust
-from upwell.edge.case_collection.collected_case import CaseFacts, CaseSignature, CollectedCase
+from upwell.edge.case_collection.collected_case import CaseFacts, CaseSignature, CollectedCase, OutputFacts
 from upwell.edge.models.hardness_scorer import NO_SCORES, LoggedScores
 from upwell.edge.models.model_config import EdgeSide, ModelSection
 from upwell.edge.updates.model_versions.model_start import loaded
@@ -19,7 +19,7 @@ from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed
 from upwell.shared.routing.hardness import RISING
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.signature.answer_agreement import found_boxes, label_of
-from upwell.tools.cases.case_labels import Label, answer_label
+from upwell.tools.cases.case_labels import Label, answer_label, form_of
 
 Floats = npt.NDArray[np.float64]
 _NO_BOXES = np.zeros((0, 6))
@@ -74,6 +74,8 @@ def answers_of(path: Path, trial: EvaluationRun) -> Answers:
         found = Answers(str(path), edge.digest)
         signature = CaseSignature.of(edge.signature)
         output = signature.answer
+        if misfit := _misfit(output, trial.cases[-1].signature.answer):
+            raise ConfigError.at(path, misfit)
         can_score = edge.scorer.can(trial.hard)
         for facts in trial.cases:
             inputs = trial.read(facts.id).inputs()
@@ -108,6 +110,19 @@ def answers_of(path: Path, trial: EvaluationRun) -> Answers:
             found.scores.append(scores)
             trial.step()
     return found
+
+
+def _misfit(given: OutputFacts | None, wanted: OutputFacts | None) -> str:
+    """Why none of a model's answers can be right for a case, whatever it says; empty if they can."""
+    if wanted is None:
+        return ""
+    if given is None or form_of(given) != form_of(wanted):
+        kind = "nothing" if given is None else given.kind
+        return f"it answers with {kind}, but the cases with {wanted.kind}; expected a model.yaml that describes it so"
+    names = given.labels or [name for name in wanted.labels if name.isdecimal()]  # without names it says numbers
+    if wanted.labels and not set(wanted.labels) & set(names):
+        return f"its classes have none of the cases' names ({', '.join(wanted.labels[:5])}); expected the same `labels`"
+    return ""
 
 
 def is_right(said: Label | None, truth: Label) -> bool:

@@ -38,8 +38,8 @@ def read_log(path: Path) -> list[LogLine]:
             if len(problems) < _SHOWN_PROBLEMS:
                 problems.append(_problem(path, number, text, error))
     if (more := wrong - len(problems)) > 0:
-        text = "1 more line is wrong" if more == 1 else f"{more} more lines are wrong"
-        problems.append(Problem(path, None, None, "", text))
+        says = "1 more line is wrong" if more == 1 else f"{more} more lines are wrong"
+        problems.append(Problem(path, None, None, "", says))
     if problems:
         raise ConfigError(problems)
     if not lines:
