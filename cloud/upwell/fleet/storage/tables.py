@@ -1,7 +1,7 @@
 """The tables. Times are Unix seconds, digests lower-case hexadecimal.
 
-Until the first release a change here is all that is needed; after it, write also the step that makes the change, as
-`migrations/versions/vNNNN_name.py`. A test compares the two.
+To add a table, define it here and write the step that creates it as `migrations/versions/vNNNN_name.py`; a test
+compares the two.
 """
 
 from __future__ import annotations
