@@ -25,13 +25,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BoundSteps:
-    """The steps of a pipeline, and what they share with its events. `detectors` are the models that find objects."""
+    """The steps of a pipeline, and what they share with its events. `detectors` are the models that find objects.
+
+    `keeps` are the steps `keep` that come after a model asked about the frame.
+    """
 
     steps: tuple[Step, ...]
     zones: Zones
     inferences: Mapping[str, Inference]
     asked_about_objects: Sequence[InferObjects]
     detectors: tuple[str, ...]
+    keeps: Mapping[str, Sequence[Step]]
 
 
 def bind_steps(name: str, section: PipelineSection, agent: AgentCore) -> BoundSteps:
@@ -63,6 +67,11 @@ def bind_steps(name: str, section: PipelineSection, agent: AgentCore) -> BoundSt
             for one in infers
             if isinstance(one, InferFrame) and one.inference.reader.finds_objects
         ),
+        {
+            one.inference.settings.model: [later for later in steps[number:] if isinstance(later, _Keep)]
+            for number, one in enumerate(steps)
+            if isinstance(one, InferFrame)
+        },
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import threading
 import time
 import uuid
@@ -14,10 +15,10 @@ from typing import Any
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.spool.spooled_request import SpoolResult
 from upwell.pipelines.events.event_rules import Event, FiredEvent
-from upwell.pipelines.frame import FoundObject, Scene
+from upwell.pipelines.frame import NO_PIXELS, FoundObject, Frame, Scene
 from upwell.pipelines.frame_outcome import AnsweredFrame
 from upwell.pipelines.run.annotated_picture import annotated, jpeg
-from upwell.pipelines.run.infer_step import AnswerReader, object_tags
+from upwell.pipelines.run.infer_step import AnswerReader, Step, object_tags
 from upwell.pipelines.run.late_answers import Amendments, Expected, WaitingEvent
 from upwell.pipelines.sinks.base import REQUESTS_TAG, JudgedRequest, Message, requests_behind
 from upwell.pipelines.sinks.outbox import Outbox
@@ -33,7 +34,8 @@ class PublishedAs:
     `model` is the first one asked, empty without any. Its rules hold for everything that leaves the device, those of
     another model for what that model answered. `detectors` are the models whose boxes are objects of the frame: nobody
     knows which of them found an object, so the rules of all hold for it. `tags` are those of the requests, by model.
-    `readers` read the answers of the models that were asked about objects or frames.
+    `readers` read the answers of the models that were asked about objects or frames. `keeps` are the steps that drop
+    objects of a model: amendments do not tell of these either.
     """
 
     pipeline: str
@@ -43,6 +45,7 @@ class PublishedAs:
     zones: Zones | None = None
     readers: Mapping[str, AnswerReader] = field(default_factory=dict)
     detectors: tuple[str, ...] = ()
+    keeps: Mapping[str, Sequence[Step]] = field(default_factory=dict)
 
 
 class Publisher:
@@ -150,10 +153,8 @@ class Publisher:
                 case = f"{result.spool_id}/{waiting.row}"
                 self._on_amended(waiting.model, found.track, case, facts)
         else:
-            objects = reader.objects(outputs, waiting.row)
-            if self._as.zones is not None:  # rules on zones hold for what is amended, too
-                objects = self._as.zones.locate(objects)
             answers = {waiting.model: facts}
+            objects = self._kept(reader.objects(outputs, waiting.row), waiting, answers)
         # Always the same: if the process ends in between, the answer is delivered again.
         about = f"{waiting.event_id} {result.spool_id} {waiting.model} {waiting.row}"
         return Event(
@@ -162,6 +163,18 @@ class Publisher:
             max(0.0, time.time() - waiting.captured_unix_s) * 1e3, objects, "cloud", result.reason,
             amends=waiting.event_id, answers=answers,
         )  # fmt: skip
+
+    def _kept(
+        self, objects: tuple[FoundObject, ...], waiting: WaitingEvent, answers: Mapping[str, Mapping[str, Any]]
+    ) -> tuple[FoundObject, ...]:
+        """What the cloud found in a frame, without what the steps `keep` drop. Rules on zones hold for it, too."""
+        if self._as.zones is not None:
+            objects = self._as.zones.locate(objects)
+        frame = Frame(0, 0.0, waiting.captured_unix_s, NO_PIXELS, NO_PIXELS[:, :, 0])
+        scene = Scene(frame, NO_PIXELS, objects, answers, "cloud")
+        for step in self._as.keeps.get(waiting.model, ()):
+            scene = step.take(scene, math.inf)
+        return scene.objects
 
 
 def _expected(event: Event, scene: Scene) -> Iterator[Expected]:

@@ -122,6 +122,7 @@ def _build_pipeline(name: str, section: PipelineSection, agent: AgentCore, share
         bound.zones,
         {model: inference.reader for model, inference in bound.inferences.items()},
         bound.detectors,
+        bound.keeps,
     )
 
     def amended(model: str, track: int, case: str, facts: Mapping[str, Any]) -> None:

@@ -17,11 +17,13 @@ import pytest
 from tests.pipelines_run import write_agent
 from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.edge.spool.spooled_request import SpoolResult
+from upwell.pipelines.config.pipelines_check import parse_pipelines
 from upwell.pipelines.events.event_rules import FiredEvent
 from upwell.pipelines.frame import FoundObject, Frame, Scene
 from upwell.pipelines.frame_outcome import AnsweredFrame
+from upwell.pipelines.run.bound_steps import bind_steps
 from upwell.pipelines.run.event_publisher import PublishedAs, Publisher, may_leave
-from upwell.pipelines.run.infer_step import AnswerReader
+from upwell.pipelines.run.infer_step import AnswerReader, Step
 from upwell.pipelines.run.late_answers import Amendments, WaitingEvent
 from upwell.pipelines.sinks.base import Message
 from upwell.pipelines.sinks.outbox import Outbox
@@ -64,13 +66,15 @@ def published(
     may_send: Any = lambda _: True,
     detectors: tuple[str, ...] = (),
     zones: Zones | None = None,
+    keeps: Mapping[str, Sequence[Step]] = {},
 ) -> Iterator[tuple[Publisher, Kept, list[tuple[str, int, str]]]]:
     kept, amended = Kept(), []
     outbox = Outbox(folder / "outbox.db", {"dock": [kept]}, OutboxLimits(), may_send)
     late = Amendments(None, lambda *_: True)
     publisher = Publisher(
         PublishedAs(
-            "dock", "cards", tags, zones=zones, readers={"digits": SCORES, "faces": BOXES}, detectors=detectors
+            "dock", "cards", tags, zones=zones, readers={"digits": SCORES, "faces": BOXES}, detectors=detectors,
+            keeps=keeps,
         ),
         outbox, late,
         lambda model, track, case, _: amended.append((model, track, case)),
@@ -197,6 +201,20 @@ def test_what_the_cloud_finds_later_in_a_zone_is_judged_by_the_rules_on_it(
         body = serialize_infer_response(InferResponse("faces", {"found": face}))
         publisher.amend(replace(WAITING, model="faces", object=None), replace(answer(), answer=body))
     assert bool(kept.messages) is leaves
+
+
+def test_what_the_cloud_finds_later_and_keep_drops_is_not_told(tmp_path: Path) -> None:
+    steps = "{keep: {min_score: 99%}}, {infer: {model: cards}}, {keep: {labels: [face]}}, {keep: {min_score: 50%}}"
+    text = f"pipelines: {{p: {{source: {{folder: in}}, steps: [{{infer: {{model: digits}}}}, {steps}]}}}}"
+    section = parse_pipelines(text)[0].pipelines["p"]
+    boxes = np.array([[[0, 0, 1, 1, 0.9, 0], [0, 0, 1, 1, 0.4, 0], [0, 0, 1, 1, 0.9, 1]]], np.float32)
+    body = serialize_infer_response(InferResponse("faces", {"found": boxes}))
+    with embedded_agent(write_agent(tmp_path)) as agent:
+        keeps = {"faces": bind_steps("p", section, agent).keeps["cards"]}
+    with published(tmp_path, detectors=("faces",), keeps=keeps) as (publisher, kept, _):
+        publisher.amend(replace(WAITING, model="faces", object=None), replace(answer(), answer=body))
+    (told,) = (json.loads(message.body) for message in kept.messages)
+    assert [(one["label"], one["score"]) for one in told["objects"]] == [("face", 0.9)]
 
 
 def test_events_that_the_disk_refuses_are_not_returned(tmp_path: Path) -> None:
