@@ -23,8 +23,11 @@ from upwell.pipelines.run.late_answers import Amendments, Expected, WaitingEvent
 from upwell.pipelines.sinks.base import REQUESTS_TAG, JudgedRequest, Message, requests_behind
 from upwell.pipelines.sinks.outbox import Outbox
 from upwell.pipelines.steps.geometry import Zones
+from upwell.shared.errors import ModelFailed
 from upwell.shared.routing.decide.router_state import Signals
 from upwell.shared.routing.policy.compiled_policy import RequestFacts
+from upwell.shared.signature.signature import Signature
+from upwell.shared.tensors import Array
 
 
 @dataclass(frozen=True)
@@ -136,12 +139,12 @@ class Publisher:
         return True
 
     def _amendment(self, waiting: WaitingEvent, result: SpoolResult) -> Event | None:
-        """The amendment; None if the model is no longer asked, or by now has other outputs."""
+        """The amendment; None if the model is no longer asked, or if the answer does not fit its outputs."""
         reader = self._as.readers.get(waiting.model)
         if reader is None:
             return None
         outputs = result.response().outputs
-        if any(one.name not in outputs for one in reader.signature.outputs):
+        if not _fits(reader.signature, outputs, waiting.row):
             return None
         facts = reader.facts(outputs, waiting.row, with_boxes=waiting.object is not None)
         facts |= {"route": "cloud", "reason": result.reason}
@@ -175,6 +178,19 @@ class Publisher:
         for step in self._as.keeps.get(waiting.model, ()):
             scene = step.take(scene, math.inf)
         return scene.objects
+
+
+def _fits(signature: Signature, outputs: Mapping[str, Array], row: int) -> bool:
+    """Whether these are the outputs of the model, with that row. By now it may have others, and the cloud may be wrong:
+    what cannot be read must not be handed over for ever.
+    """
+    first = outputs.get(signature.outputs[0].name)
+    rows = 0 if first is None or not first.ndim else len(first)
+    try:
+        signature.check_outputs(outputs, rows)
+    except ModelFailed:
+        return False
+    return row < rows or not signature.has_rows
 
 
 def _expected(event: Event, scene: Scene) -> Iterator[Expected]:

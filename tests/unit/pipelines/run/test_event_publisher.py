@@ -203,6 +203,16 @@ def test_what_the_cloud_finds_later_in_a_zone_is_judged_by_the_rules_on_it(
     assert bool(kept.messages) is leaves
 
 
+@pytest.mark.parametrize("scores", [[[0.1, 0.9]], [0.1, 0.9], 0.9, [[0.1, 0.2, 0.7]] * 2, [[]] * 2])
+def test_a_late_answer_that_is_not_of_the_model_amends_nothing_and_is_done_with(tmp_path: Path, scores: Any) -> None:
+    """It would be handed over for ever, and all others wait behind it."""
+    body = serialize_infer_response(InferResponse("digits", {"scores": np.array(scores, np.float32)}))
+    with published(tmp_path) as (publisher, kept, amended):
+        assert publisher.amend(replace(WAITING, row=1), replace(answer(), answer=body))
+        assert publisher.amend(WAITING, answer())
+    assert len(kept.messages) == len(amended) == 1
+
+
 def test_what_the_cloud_finds_later_and_keep_drops_is_not_told(tmp_path: Path) -> None:
     steps = "{keep: {min_score: 99%}}, {infer: {model: cards}}, {keep: {labels: [face]}}, {keep: {min_score: 50%}}"
     text = f"pipelines: {{p: {{source: {{folder: in}}, steps: [{{infer: {{model: digits}}}}, {steps}]}}}}"
