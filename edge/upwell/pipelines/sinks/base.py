@@ -17,8 +17,9 @@ class Message:
     """An event of a pipeline, as sinks get it.
 
     `key` is the event's id and the same in each delivery, so that a receiver can tell a duplicate. `sequence` rises
-    within the pipeline. `body` is one JSON object in UTF-8, `picture` a JPEG if the event has one. `model` and `tags`
-    are what the policy is asked with whether the event may leave the device (see `requests_behind`).
+    within the pipeline. `body` is one JSON object in UTF-8, `picture` a JPEG of the whole frame, with what was found
+    drawn in, if the pipeline has a sink `pictures`; no picture leaves the device. `model` and `tags` are what the policy
+    is asked with whether the event may leave the device (see `requests_behind`).
     """
 
     key: str
@@ -71,7 +72,9 @@ class Poisonous(UpwellError):
 class Sink(Protocol):
     """Takes messages in the order of each pipeline, from one thread. Its progress is stored under its `name`.
 
-    `leaves_device`: messages go to another machine, so the policy is checked again before each delivery.
+    `leaves_device`: messages go to another machine. They come without pictures, which show more than the event tells
+    of, and the policy is asked right before each `deliver`, which therefore gets one message at a time. A sink that sends
+    all that it is given before it waits gets several, if it has an attribute `sends_together` that is true.
     """
 
     name: str

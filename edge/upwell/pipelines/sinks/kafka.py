@@ -26,6 +26,7 @@ class KafkaPublisher:
     """
 
     leaves_device = True
+    sends_together = True
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings

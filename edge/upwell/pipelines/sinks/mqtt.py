@@ -51,6 +51,7 @@ class MqttPublisher:
     """
 
     leaves_device = True
+    sends_together = True
 
     def __init__(self, settings: MqttSettings) -> None:
         self._settings = settings

@@ -13,7 +13,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -25,10 +25,7 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.platform.background_thread import BackgroundThread
 
 _IDLE_S = 30.0
-_BATCH_STAYING = 256
-_BATCH_LEAVING = 32
-"""Batch size for messages that leave the device: the policy is checked before each batch and must not be outdated."""
-
+_BATCH_STAYING, _BATCH_LEAVING = 256, 32
 _LONGEST_RETRY_AFTER_S = 3600.0
 _CLOSE_S = 2.0
 """How long shutdown waits for deliveries in progress; less than their own timeout for a silent broker."""
@@ -57,6 +54,8 @@ class SinkRelay:
         self._turn = 0
         self._limits = limits
         self._may_send = may_send
+        is_one = sink.leaves_device and not getattr(sink, "sends_together", False)
+        self._at_once = 1 if is_one else _BATCH_STAYING
         self._random = random.Random()  # noqa: S311 (spreads load; keeps no secret)
         self._changed = threading.Condition()
         self._has_news = True
@@ -136,13 +135,14 @@ class SinkRelay:
     def _deliver_some(self, pipeline: str) -> bool:
         """Deliver the next messages of the pipeline; whether there were any."""
         batch = self._database.ask(lambda store: self._next(store, pipeline))
-        for is_allowed, run in groupby(batch, self._is_allowed):
-            if self._closing:
-                break
-            if is_allowed:
-                self._deliver(pipeline, list(run))
-            else:
-                self._settle(pipeline, list(run), "denied")
+        for start in range(0, len(batch), self._at_once):
+            for is_allowed, run in groupby(batch[start : start + self._at_once], self._is_allowed):
+                if self._closing:
+                    return True
+                if is_allowed:
+                    self._deliver(pipeline, list(run))
+                else:
+                    self._settle(pipeline, list(run), "denied")
         return bool(batch)
 
     def _deliver_retries(self) -> bool:
@@ -193,6 +193,8 @@ class SinkRelay:
                 return
 
     def _call_sink(self, messages: Sequence[Message]) -> None:
+        if self._sink.leaves_device:  # a picture shows the whole frame, about which the policy is not asked
+            messages = [replace(one, picture=b"") for one in messages]
         try:
             self._sink.deliver(messages)
         except (SinkUnavailable, Poisonous):

@@ -211,6 +211,20 @@ def test_where_the_policy_cannot_be_asked_nothing_leaves(tmp_path: Path) -> None
     assert sink.keys == ["dock-0"]
 
 
+def test_a_sink_of_another_machine_gets_one_message_after_each_question_and_no_picture(tmp_path: Path) -> None:
+    """It may take long over each, and what the policy says by then counts."""
+    far, near = RecordingSink("far", leaves_device=True), RecordingSink("near")
+    denied: set[int] = set()
+    far.behaviour = lambda messages: denied.update({3, 4, 5} if messages[0].sequence == 2 else ())
+    with outbox(tmp_path, {"dock": [near, far]}, FAST, lambda one: one.sequence not in denied) as box:
+        box.put([message(number, picture=b"of the whole frame") for number in range(8)])
+        assert box.flush(WAIT_S)
+        assert (holds(box, "far").delivered, holds(box, "far").denied) == (5, 3)
+    assert far.keys == ["dock-0", "dock-1", "dock-2", "dock-6", "dock-7"]
+    assert {one.picture for one in far.taken} == {b""}
+    assert {one.picture for one in near.taken} == {b"of the whole frame"}
+
+
 def test_beyond_its_size_the_oldest_are_dropped_and_counted_for_those_who_had_them_not(tmp_path: Path) -> None:
     ill, well = RecordingSink("ill"), RecordingSink("well")
     ill.behaviour = refuse
