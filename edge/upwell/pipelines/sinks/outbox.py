@@ -147,11 +147,13 @@ class SinkRelay:
 
     def _deliver_retries(self) -> bool:
         """Deliver messages set aside that are to be sent again; whether there were any. One at a time: order no
-        longer matters.
+        longer matters. None while it cannot be recorded that they were sent: they would be sent again and again.
         """
+        if self._owed:
+            return False
         retries = self._database.ask(lambda store: store.ordered_retries(self._sink.name))
         for one in retries:
-            if self._closing:
+            if self._closing or self._owed:
                 break
             error = ""
             if not self._is_allowed(one):
@@ -159,6 +161,7 @@ class SinkRelay:
             else:
                 try:
                     self._call_sink([one.message])
+                    self._note_success()
                 except Poisonous as poisonous:
                     error = str(poisonous)
             _log.info("event %s was sent again to %s: %s", one.message.key, self._sink.name, error or "taken")

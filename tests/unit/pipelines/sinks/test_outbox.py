@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.pipelines_media import until
 from tests.unit.pipelines.sinks.outboxes import FAST, WAIT_S, RecordingSink, message, outbox
 from upwell.pipelines.sinks import outbox_jobs
 from upwell.pipelines.sinks.base import Message, Poisonous, SinkUnavailable
@@ -386,6 +387,33 @@ def test_what_was_delivered_while_nothing_could_be_written_is_not_delivered_agai
         assert box.flush(WAIT_S)
         assert holds(box).delivered == 100
     assert sink.keys == [f"dock-{number}" for number in range(100)]
+
+
+def test_what_is_sent_again_arrives_once_though_that_cannot_be_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("upwell.pipelines.sinks.outbox.REOPEN_S", 0.01)
+    sink, second = RecordingSink(), threading.Event()
+
+    def choke(_: Sequence[Message]) -> None:
+        raise Poisonous(0, "not found")
+
+    sink.behaviour = choke
+    with outbox(tmp_path, {"dock": [sink]}) as box:
+        box.put([message(0)])
+        assert box.flush(WAIT_S)
+        sink.behaviour = refuse
+        box._database.ask(lambda store: store._connection.execute("UPDATE retries SET is_ordered = 1"))
+        box._relays["recording"].wake()
+        until(lambda: "accepts no events" in str(box.problems()), "it is tried")
+        box._database.ask(lambda store: store._connection.execute("PRAGMA query_only = ON"))
+        sink.behaviour = lambda _: second.set() if sink.taken else None
+        until(lambda: bool(sink.taken), "it is taken")
+        assert not second.wait(0.2)  # twenty tries to write it down
+        assert "accepts no events" not in str(box.problems())
+        box._database.ask(lambda store: store._connection.execute("PRAGMA query_only = OFF"))
+        until(lambda: rows(tmp_path, "SELECT count(*) FROM poisoned") == [(0,)], "it is written down")
+    assert sink.keys == ["dock-0"]
 
 
 def test_a_new_sink_gets_what_comes_from_then_on_and_for_one_that_is_gone_nothing_is_kept(
