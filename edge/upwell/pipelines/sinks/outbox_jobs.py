@@ -138,8 +138,8 @@ class OutboxJobs:
     def change(self, sinks: Mapping[str, Sequence[str]]) -> None:
         """Have these sinks, by pipeline, from now on. Messages that wait for a removed one are dropped."""
         self._sinks = sinks
-        with contextlib.suppress(OutboxUnavailable):  # applied when the disk is back
-            _tell_of(self.ask(lambda store: store.change(sinks), durable=True))
+        with contextlib.suppress(OutboxUnavailable):  # applied with the next put that the disk takes
+            self.ask(lambda _: None, durable=True)
 
     def count(self, sinks: Iterable[str], name: str, number: int = 1) -> None:
         """Count an event that is not on disk."""
@@ -184,11 +184,13 @@ class OutboxJobs:
         is_durable = any(job.durable for job in group)
         with store.transaction(durable=is_durable):
             purged = self._purged(store) if store.is_changed else {}
+            gone = store.change(self._sinks) if is_durable and store.sinks is not self._sinks else {}
             for job in group:
                 job.run(store)
         store.is_changed = False
         self._tally(purged)
         self._tally(store.counted)
+        _tell_of(gone)
         for job in group:
             job.end()
         if not is_durable:  # no put waits for it

@@ -101,7 +101,7 @@ class OutboxStore:
 
     def __init__(self, connection: sqlite3.Connection, sinks: Mapping[str, Sequence[str]], limit_bytes: int) -> None:
         self._connection = connection
-        self._sinks = sinks
+        self.sinks = sinks
         self._limit_bytes = limit_bytes
         self._held_bytes: int | None = None
         self._foreign_changes = -1
@@ -120,7 +120,7 @@ class OutboxStore:
         # flush for each delivery. Nor is the write lock taken at once: a disk that went read-only can still be read
         # and its messages delivered.
         self._connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
-        self.counted = Counter()
+        self.counted, sinks = Counter(), self.sinks
         self._connection.execute("BEGIN IMMEDIATE" if durable else "BEGIN")
         try:
             changes = self._number("PRAGMA data_version")
@@ -130,7 +130,7 @@ class OutboxStore:
             yield
             self._connection.execute("COMMIT")
         except BaseException:  # roll back, whatever the error
-            self._held_bytes, self.counted = None, Counter()
+            self._held_bytes, self.counted, self.sinks = None, Counter(), sinks
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise
@@ -149,13 +149,13 @@ class OutboxStore:
         )
         for (pipeline,) in self._connection.execute("SELECT DISTINCT pipeline FROM messages").fetchall():
             self._forget(pipeline)
-        for pipeline in self._sinks:
+        for pipeline in self.sinks:
             self._connection.execute("INSERT OR IGNORE INTO sequences VALUES (?, ?)", (pipeline, first_sequence))
         return Beginning(self.last_sequences(), self._waiting_by_sink(wanted, last), gone)
 
     def change(self, sinks: Mapping[str, Sequence[str]]) -> Mapping[str, int]:
         """Have these sinks from now on, as `begin` does; the number of messages dropped, by removed sink."""
-        self._sinks = sinks
+        self.sinks = sinks
         gone = self.begin(0).gone
         for sink, number in gone.items():
             self.counted[sink, "removed"] += number
@@ -180,7 +180,7 @@ class OutboxStore:
                 "INSERT INTO sequences VALUES (?1, ?2) ON CONFLICT (pipeline) DO UPDATE SET last = max(last, ?2)",
                 (message.pipeline, message.sequence),
             )
-            sinks = self._sinks.get(message.pipeline, ())
+            sinks = self.sinks.get(message.pipeline, ())
             if not sinks:
                 continue
             self._count_for(sinks, "put")
@@ -302,7 +302,7 @@ class OutboxStore:
         self._held_bytes = held_bytes
 
     def _pairs(self) -> set[tuple[str, str]]:
-        return {(pipeline, sink) for pipeline, sinks in self._sinks.items() for sink in sinks}
+        return {(pipeline, sink) for pipeline, sinks in self.sinks.items() for sink in sinks}
 
     def _last_number(self) -> int:
         return self._number("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'messages'")

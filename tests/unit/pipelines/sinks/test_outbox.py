@@ -498,6 +498,23 @@ def test_sinks_and_pipelines_come_and_go_and_those_that_stay_go_on(tmp_path: Pat
     assert again.keys == ["dock-2"]
 
 
+def test_sinks_that_come_and_go_on_a_full_disk_do_so_once_it_takes_events_again(tmp_path: Path) -> None:
+    leaving, coming = RecordingSink("leaving"), RecordingSink("coming")
+    leaving.behaviour = refuse
+    with outbox(tmp_path, {"dock": [leaving]}) as box:
+        box.put([message(0)])
+        box._database.ask(lambda store: store._connection.execute("PRAGMA query_only = ON"))
+        box.change({"dock": [coming], "gate": [coming]})
+        assert not box.put([message(1)])
+        box._database.ask(lambda store: store._connection.execute("PRAGMA query_only = OFF"))
+        assert box.put([message(2)])
+        assert box.put([message(1, "gate")])
+        assert box.flush(WAIT_S)
+        assert (holds(box, "coming").delivered, holds(box, "coming").refused) == (2, 1)
+    assert sorted(coming.keys) == ["dock-2", "gate-1"]
+    assert rows(tmp_path, "SELECT DISTINCT sink FROM cursors") == [("coming",)]
+
+
 def test_a_sink_that_takes_the_place_of_one_of_its_name_gets_what_waits(tmp_path: Path) -> None:
     former, later = RecordingSink("one"), RecordingSink("one")
     former.behaviour = refuse
