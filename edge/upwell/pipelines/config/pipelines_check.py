@@ -81,7 +81,7 @@ def check_pipelines(config: PipelinesConfig, models: Mapping[str, SignatureFacts
         walk.go(pipeline)
         problems |= walk.problems
         warnings |= walk.warnings
-    problems |= _shared_sources(config) | _shared_files(config)
+    problems |= _shared_sources(config) | _shared_files(config) | _status_topics(config)
     return PipelinesReview(problems, warnings)
 
 
@@ -477,3 +477,21 @@ def _shared_files(config: PipelinesConfig) -> dict[Location, str]:
                 problems[location] = f"the source of {read[path]!r} reads {path}{as_new}"
             written.setdefault(path, f"sink {index + 1} of {name!r}")
     return problems
+
+
+def _status_topics(config: PipelinesConfig) -> dict[Location, str]:
+    """Report events that would be published where an MQTT sink says whether it is online."""
+    mqtt = [
+        (name, index, sink.mqtt.address, sink.mqtt.settings)
+        for name, pipeline in config.pipelines.items()
+        for index, sink in enumerate(pipeline.sinks)
+        if sink.mqtt is not None
+    ]
+    statuses = {(address, settings.status_topic) for _, _, address, settings in mqtt}
+    return {
+        ("pipelines", name, "sinks", index, "mqtt", "topic"): f"the event {event.name!r} would go to {topic}, where a "
+        "sink says whether it is online; expected another name or topic"
+        for name, index, address, settings in mqtt
+        for event in config.pipelines[name].events
+        if (address, topic := settings.topic_of(name, event.name)) in statuses
+    }

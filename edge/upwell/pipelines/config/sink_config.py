@@ -165,6 +165,12 @@ class MqttSection(BrokerSection):
         description="Where events are published; `{event}` and `{pipeline}` are replaced by the names."
     )
 
+    @property
+    def settings(self) -> MqttSettings:
+        """The settings to open the sink with."""
+        tls = TlsFiles(self.cert, self.key, self.ca)
+        return MqttSettings(self.broker, self.topic, tls, self.user, self.password_file)
+
 
 class MqttPicturesSection(BrokerSection):
     """An MQTT 5 topic; each message is a picture (JPEG, PNG, WebP).
@@ -296,9 +302,7 @@ def sink_settings(section: SinkSection) -> SinkSettings:
         hook = section.webhook
         return WebhookSettings(hook.url, hook.secret_file, hook.ca, hook.timeout)
     if section.mqtt is not None:
-        mqtt = section.mqtt
-        tls = TlsFiles(mqtt.cert, mqtt.key, mqtt.ca)
-        return MqttSettings(mqtt.broker, mqtt.topic, tls, mqtt.user, mqtt.password_file)
+        return section.mqtt.settings
     if section.plugin is not None:
         return PluginSettings(section.plugin.name, section.plugin.options)
     assert section.kafka is not None  # noqa: S101  one of them, as the file was checked

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
+from urllib.parse import quote
 
 from upwell.shared.config.security import TlsFiles
 from upwell.shared.errors import UpwellError
@@ -114,6 +116,10 @@ class WebhookSettings:
     timeout_s: float = 10.0
 
 
+TOPIC_PLACES = re.compile(r"\{(pipeline|event)\}")
+"""The placeholders of a topic."""
+
+
 @dataclass(frozen=True)
 class MqttSettings:
     """MQTT 5 to `broker`, `mqtt://HOST[:PORT]`, or `mqtts://HOST[:PORT]` with `tls`.
@@ -128,6 +134,17 @@ class MqttSettings:
     user: str | None = None
     password_file: Path | None = None
     timeout_s: float = 10.0
+
+    def topic_of(self, pipeline: str, event: str) -> str:
+        """Where such an event is published. Names are percent-encoded, so that none adds a level or a wildcard."""
+        names = {"pipeline": pipeline, "event": event}
+        return TOPIC_PLACES.sub(lambda place: quote(names[place[1]], safe=""), self.topic)
+
+    @property
+    def status_topic(self) -> str:
+        """`status` under the levels of the topic before the first placeholder."""
+        before, place, _ = self.topic.partition("{")
+        return f"{(before.rpartition('/')[0] if place else self.topic) or 'upwell'}/status"
 
 
 @dataclass(frozen=True)

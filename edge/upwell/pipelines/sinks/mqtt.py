@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import socket
 import threading
 import time
@@ -12,7 +11,6 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
-from urllib.parse import quote
 
 from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
@@ -21,7 +19,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from upwell.pipelines.mqtt_broker import client_context, parse_broker, read_password
-from upwell.pipelines.sinks.base import Message, MqttSettings, Poisonous, SinkUnavailable
+from upwell.pipelines.sinks.base import TOPIC_PLACES, Message, MqttSettings, Poisonous, SinkUnavailable
 from upwell.shared.errors import ConfigError
 from upwell.shared.platform.watched_files import Fingerprint
 
@@ -29,7 +27,6 @@ _KEEPALIVE_S = 30
 _CLOSE_S = 2.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 20.0
 _QUICK: int | None = getattr(socket, "TCP_QUICKACK", None)  # Linux only
-_PLACES = re.compile(r"\{(pipeline|event)\}")
 _HEADERS_BYTES = 128
 """Maximum size of a packet beyond its topic, its key and its body, in bytes."""
 
@@ -57,7 +54,7 @@ class MqttPublisher:
         self._settings = settings
         self._host, self._port, self._is_tls = parse_broker(settings.broker)
         _check_topic(settings.topic)
-        self._status_topic = f"{_prefix(settings.topic)}/status"
+        self._status_topic = settings.status_topic
         self._files = [*settings.tls.paths, *([settings.password_file] if settings.password_file else [])]
         self._changed = threading.Condition()
         self._answers: dict[int, ReasonCode] = {}
@@ -180,8 +177,7 @@ class MqttPublisher:
             raise SinkUnavailable(f"the broker answered: {answer}", taken=taken)
 
     def _topic(self, message: Message) -> str:
-        names = {"pipeline": message.pipeline, "event": message.event}
-        return _PLACES.sub(lambda place: quote(names[place[1]], safe=""), self._settings.topic)
+        return self._settings.topic_of(message.pipeline, message.event)
 
     def _on_connect(
         self, client: Client, _: Any, flags: ConnectFlags, code: ReasonCode, properties: Properties | None
@@ -220,14 +216,8 @@ def _status(word: str) -> bytes:
     return json.dumps({"status": word}).encode()
 
 
-def _prefix(topic: str) -> str:
-    """`site/dock/{event}` -> `site/dock`."""
-    before, place, _ = topic.partition("{")
-    return (before.rpartition("/")[0] if place else topic) or "upwell"
-
-
 def _check_topic(topic: str) -> None:
-    rest = _PLACES.sub("", topic)
+    rest = TOPIC_PLACES.sub("", topic)
     if not topic or topic.startswith("$") or any(character in "+#{}\0" for character in rest):
         expected = "expected a topic without wildcards; it may contain {pipeline} and {event}"
         raise ConfigError.at(None, f"cannot publish to {topic!r}; {expected}", "topic")

@@ -147,6 +147,28 @@ def test_events_are_not_written_into_the_samples_that_a_pipeline_reads() -> None
     ]
 
 
+@pytest.mark.parametrize(
+    ("topics", "event", "told"),
+    [
+        (["site/dock/{event}"], "status", ["site/dock/status"]),
+        (["site/dock/{event}"], "stopped", []),
+        (["site/dock/{event}/state"], "status", []),
+        (["site/dock"], "status", []),
+        (["{pipeline}/{event}"], "status", []),  # its own status is in upwell/status
+        (["site/{event}", "site/status"], "seen", ["site/status"]),
+    ],
+)
+def test_an_event_is_not_published_where_a_sink_says_its_status(topics: list[str], event: str, told: list[str]) -> None:
+    sinks = ", ".join(f"{{mqtt: {{broker: 'mqtt://localhost', topic: '{topic}'}}}}" for topic in topics)
+    text = whole(events=f"{{name: {event}, on: frame}}", sinks=sinks)
+    expected = [
+        f"sinks[{len(topics) - 1}].mqtt.topic: the event {event!r} would go to {topic}, where a sink says whether it is "
+        "online; expected another name or topic"
+        for topic in told
+    ]
+    assert (problems(text) if told else warnings(text)) == expected
+
+
 def test_a_model_called_as_a_field_of_an_object_is_refused() -> None:
     steps = "{infer: {model: score}}"
     assert problems(whole(steps), {"score": SignatureFacts("logits")}) == [
