@@ -26,9 +26,11 @@ from upwell.pipelines.config.pipelines_config import (
     PipelineSection,
     StepSection,
 )
+from upwell.pipelines.config.sink_config import SinkSection, sink_settings
 from upwell.pipelines.config.zone_shapes import LineSection
 from upwell.pipelines.events.condition_names import ANSWERS, FRAME_FIELDS, OBJECT_FIELDS, names_in
 from upwell.pipelines.events.event_rules import load_condition
+from upwell.pipelines.sinks.base import SinkSettings
 from upwell.pipelines.sources.windows import laid_out
 from upwell.shared.config.located_errors import Location
 from upwell.shared.config.yaml import parse_yaml
@@ -81,7 +83,7 @@ def check_pipelines(config: PipelinesConfig, models: Mapping[str, SignatureFacts
         walk.go(pipeline)
         problems |= walk.problems
         warnings |= walk.warnings
-    problems |= _shared_sources(config) | _shared_files(config) | _status_topics(config)
+    problems |= _shared_sources(config) | _shared_files(config) | _status_topics(config) | _repeated_sinks(config)
     return PipelinesReview(problems, warnings)
 
 
@@ -495,3 +497,33 @@ def _status_topics(config: PipelinesConfig) -> dict[Location, str]:
         for event in config.pipelines[name].events
         if (address, topic := settings.topic_of(name, event.name)) in statuses
     }
+
+
+def _repeated_sinks(config: PipelinesConfig) -> dict[Location, str]:
+    """Report sinks whose progress would be stored under one name: twice in a pipeline, or with different settings."""
+    problems: dict[Location, str] = {}
+    known: dict[object, tuple[str, int, SinkSettings]] = {}
+    for name, pipeline in config.pipelines.items():
+        for index, sink in enumerate(pipeline.sinks):
+            place = _where_to(sink)
+            if place is None:
+                continue
+            settings = sink_settings(sink)
+            other, number, former = known.setdefault(place, (name, index + 1, settings))
+            if (other, number) == (name, index + 1):
+                continue
+            location: Location = ("pipelines", name, "sinks", index, sink.kind)
+            if other == name:
+                problems[location] = f"sink {number} sends there, too; expected one of them"
+            elif former != settings:
+                problems[location] = f"sink {number} of {other!r} sends there with other settings; expected the same"
+    return problems
+
+
+def _where_to(sink: SinkSection) -> object:
+    """What names the sink; None for a file or folder, and for one that names itself."""
+    if sink.mqtt is not None:
+        return sink.mqtt.address, sink.mqtt.topic
+    if sink.kafka is not None:
+        return sink.kafka.brokers, sink.kafka.topic
+    return sink.webhook.url if sink.webhook is not None else None

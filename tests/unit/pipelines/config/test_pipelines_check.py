@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -145,6 +146,32 @@ def test_events_are_not_written_into_the_samples_that_a_pipeline_reads() -> None
     assert problems(whole("", "{name: a, on: frame}", series, "{jsonl: motor.jsonl}")) == [
         f"sinks[0].jsonl: the source of 'p' reads {Path('motor.jsonl').absolute()}; expected a separate path"
     ]
+
+
+@pytest.mark.parametrize(
+    ("sink", "instead"),
+    [
+        ("webhook: {url: 'https://h/T0/hunter2', secret_file: a}", "secret_file: b"),
+        ("mqtt: {broker: 'mqtts://h', topic: t, user: a}", "user: b"),
+        ("kafka: {brokers: ['localhost:9092'], topic: t, user: a, password_file: a}", "user: b"),
+    ],
+)
+def test_a_sink_is_not_named_twice_unless_two_pipelines_share_it(sink: str, instead: str) -> None:
+    """The outbox would refuse them at the start."""
+
+    def text(first: str, second: str) -> str:
+        rest = "events: [{name: a, on: frame}], sinks:"
+        one, other = (f"{{source: {{folder: in}}, {rest} [{sinks}]}}" for sinks in (first, second))
+        return f"pipelines: {{p: {one}, q: {other}}}"
+
+    kind, changed = sink.partition(":")[0], re.sub(r"(secret_file|user): a", instead, sink)
+    assert problems(text(f"{{{sink}}}, {{{sink}}}", "{jsonl: a}")) == [
+        f"sinks[1].{kind}: sink 1 sends there, too; expected one of them"
+    ]
+    assert problems(text(f"{{{sink}}}", f"{{{changed}}}")) == [
+        f"pipelines.q.sinks[0].{kind}: sink 1 of 'p' sends there with other settings; expected the same"
+    ]
+    parse_pipelines(text(f"{{{sink}}}", f"{{{sink}}}"))
 
 
 @pytest.mark.parametrize(
