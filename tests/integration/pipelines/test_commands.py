@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from tests.faults.programs import Program
 from tests.faults.scene import until
@@ -32,6 +33,21 @@ def test_zones_are_drawn_on_the_first_picture_of_a_file_without_a_model(tmp_path
         assert page(address, "preview/dock.json")["frame"]["number"] == 1
         program.send(signal.SIGINT)
         assert program.wait() == 0
+
+
+def test_a_picture_on_which_zones_are_drawn_stays_in_its_folder(tmp_path: Path) -> None:
+    """No model has been asked about it."""
+    (tmp_path / "in").mkdir()
+    Image.fromarray(next(digit_data.video(digit_data.cards(1)))).save(tmp_path / "in" / "a.png")
+    file = tmp_path / "pipelines.yaml"
+    source = {"folder": str(tmp_path / "in"), "done": "move"}
+    file.write_text(pipelines_text(tmp_path, dock={"source": source, "steps": [*FOLLOWED]}))
+    with Program(["pipeline", "draw-zones", str(file)]) as program:
+        address = program.find(r"draw on (http://127.0.0.1:\d+)/preview\?draw=zones")
+        until(lambda: page(address, "preview/dock.json")["frame"] is not None, LIMIT_S)
+        program.send(signal.SIGINT)
+        assert program.wait() == 0
+    assert [path.name for path in (tmp_path / "in").iterdir()] == ["a.png"]
 
 
 def test_a_run_is_looked_at_and_ends_in_good_order_at_sigterm(tmp_path: Path) -> None:

@@ -41,8 +41,9 @@ def draw_zones(
     if section.source.series is not None:
         raise ConfigError.at(pipelines, f"the source of {name!r} is a series, which has no pictures", "--pipeline")
     zones = section.zones
+    shown = section.source.model_copy(update={"done": "leave"})  # nothing was asked about the picture
     stop = StopSignals()
-    with FrameLoop(name, open_source(source_settings(section.source)), (), EventRules((), zones)) as running:
+    with FrameLoop(name, open_source(source_settings(shown)), (), EventRules((), zones)) as running:
         preview = Preview(name, zones.polygons, zones.lines, lambda: running.status)
         server = serve_pages(_HOST, port, CollectorRegistry(), "--port", preview_pages({name: preview}))
 
