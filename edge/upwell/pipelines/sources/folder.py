@@ -22,7 +22,7 @@ from upwell.shared.signature import picture_codec
 
 _SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
 
-_UNREADABLE = frozenset({errno.EACCES, errno.EPERM, errno.EIO})
+_REFUSED = frozenset({errno.EACCES, errno.EPERM})
 """Errors of a file itself, which another try would not read either."""
 
 _SCAN_S = 1.0
@@ -60,6 +60,7 @@ class PictureFolder:
         self._ready: deque[tuple[Path, Signature]] = deque()
         self._sightings: dict[str, _Sighting] = {}
         self._given: dict[str, Signature] = {}
+        self._doubtful: set[str] = set()
         self._is_settled = False
         self._scanned_s = float("-inf")
         self._period_s = 1 / settings.fps if settings.fps else 0.0
@@ -175,8 +176,11 @@ class PictureFolder:
         try:
             data, read = _contents(path, self._settings.max_bytes)
         except OSError as error:  # mostly gone: the next scan tells
-            if error.errno in _UNREADABLE:
+            if error.errno in _REFUSED or (error.errno == errno.EIO and path.name in self._doubtful):
                 read, why = signature, str(error.strerror)
+            elif error.errno == errno.EIO:  # of the file, or of a share that is away: the next try tells
+                _log.warning("%s cannot be read and is tried again: %s", path, error.strerror)
+                self._doubtful.add(path.name)
         if read != signature:
             self._is_settled = False
             return None
@@ -192,16 +196,22 @@ class PictureFolder:
             return None
         luma = picture_codec.recolored(pixels, "gray")[:, :, 0]
         height, width = luma.shape
+        self._doubtful.discard(path.name)
         self._status = replace(self._status, given=self._status.given + 1, width=width, height=height)
         return Frame(number, captured_s, unix_s, pixels, luma, path)
 
     def _fail(self, path: Path, why: str) -> None:
-        self._status = replace(self._status, undecodable=self._status.undecodable + 1)
-        _log.warning("%s cannot be read: %s", path, why)
         try:
             _move(path, self._settings.path / "failed")
         except OSError as error:
+            if error.errno == errno.EIO:  # the share is away: read it once that is back
+                del self._given[path.name]
+                self._is_settled = False
+                return
             _log.warning("%s cannot be moved: %s", path, error.strerror)
+        self._doubtful.discard(path.name)
+        self._status = replace(self._status, undecodable=self._status.undecodable + 1)
+        _log.warning("%s cannot be read: %s", path, why)
 
     def _wait(self, left_s: float) -> None:
         """Wait until the folder may have changed, a file may have settled, or the time is up."""

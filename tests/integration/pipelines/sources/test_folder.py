@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import threading
@@ -93,6 +94,30 @@ def test_a_file_that_the_disk_does_not_give_goes_to_failed_and_the_folder_ends(
     assert os.listdir(tmp_path / "failed") == ["a.jpg"]
     assert (source.status.given, source.status.undecodable) == (1, 1)
     assert "a.jpg cannot be read: Input/output error" in caplog.text
+    source.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_a_picture_on_a_share_that_is_away_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def is_away(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    (tmp_path / "a.jpg").symlink_to("/proc/self/mem")
+    source = PictureFolder(FolderSettings(tmp_path, settle_s=0.0))
+    assert source.next(0) is None  # one failure may pass
+    assert os.listdir(tmp_path) == ["a.jpg"]
+    with monkeypatch.context() as patched:
+        patched.setattr(folder, "_move", is_away)
+        assert source.next(0.1) is None
+    os.unlink(tmp_path / "a.jpg")
+    put(tmp_path, "a.jpg", 7)
+    frame = source.next(5)
+    assert frame is not None
+    assert number_of(frame.pixels) == 7
+    assert (source.status.captured, source.status.undecodable) == (1, 0)
+    assert caplog.text.count("cannot be read") == 1
     source.close()
 
 
