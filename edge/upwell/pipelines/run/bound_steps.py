@@ -37,6 +37,15 @@ class BoundSteps:
     detectors: tuple[str, ...]
     keeps: Mapping[str, Sequence[Step]]
 
+    @property
+    def tags(self) -> Mapping[str, Sequence[Mapping[str, str]]]:
+        """The tags with which each model is asked, for each step that asks it."""
+        found: dict[str, list[Mapping[str, str]]] = {}
+        for one in self.steps:
+            if isinstance(one, (InferFrame, InferObjects)):
+                found.setdefault(one.inference.settings.model, []).append(one.inference.tags)
+        return found
+
 
 def bind_steps(name: str, section: PipelineSection, agent: AgentCore) -> BoundSteps:
     """Bind the steps to the agent's models. Raises `ConfigError` for a model that the agent lacks or that does not

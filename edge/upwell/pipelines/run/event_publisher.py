@@ -36,14 +36,15 @@ class PublishedAs:
 
     `model` is the first one asked, empty without any. Its rules hold for everything that leaves the device, those of
     another model for what that model answered. `detectors` are the models whose boxes are objects of the frame: nobody
-    knows which of them found an object, so the rules of all hold for it. `tags` are those of the requests, by model.
-    `readers` read the answers of the models that were asked about objects or frames. `keeps` are the steps that drop
-    objects of a model: amendments do not tell of these either.
+    knows which of them found an object, so the rules of all hold for it. `tags` are those of the requests, by model:
+    of a model that several steps ask, those of each, for the same reason. `readers` read the answers of the models that
+    were asked about objects or frames. `keeps` are the steps that drop objects of a model: amendments do not tell of
+    these either.
     """
 
     pipeline: str
     model: str = ""
-    tags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    tags: Mapping[str, Sequence[Mapping[str, str]]] = field(default_factory=dict)
     has_pictures: bool = False
     zones: Zones | None = None
     readers: Mapping[str, AnswerReader] = field(default_factory=dict)
@@ -115,17 +116,22 @@ class Publisher:
         if not self._as.model:
             return []
         found: list[JudgedRequest] = [
-            (model, {**self._as.tags.get(model, {}), **dict(object_tags(one))})
+            (model, {**tags, **dict(object_tags(one))})
             for one in event.objects
             for model in dict.fromkeys((self._as.model, *self._as.detectors, *one.answers))
+            for tags in self._tags(model)
         ]
         found += [
-            (model, self._as.tags.get(model, {}))
+            (model, tags)
             for model in event.answers
             if not event.objects or model not in self._as.detectors  # boxes: judged as objects
+            for tags in self._tags(model)
         ]
-        found = found or [(self._as.model, self._as.tags.get(self._as.model, {}))]
+        found = found or [(self._as.model, tags) for tags in self._tags(self._as.model)]
         return [one for index, one in enumerate(found) if one not in found[:index]]
+
+    def _tags(self, model: str) -> Sequence[Mapping[str, str]]:
+        return self._as.tags.get(model) or [{}]
 
     def amend(self, waiting: WaitingEvent, result: SpoolResult) -> bool:
         """Put an amendment of the event with the cloud's answer into the outbox; False if it cannot be stored."""

@@ -117,7 +117,7 @@ def _build_pipeline(name: str, section: PipelineSection, agent: AgentCore, share
     published_as = PublishedAs(
         name,
         "" if infer is None else infer.model,
-        {model: inference.tags for model, inference in bound.inferences.items()},
+        bound.tags,
         any(one.pictures is not None for one in section.sinks),
         bound.zones,
         {model: inference.reader for model, inference in bound.inferences.items()},

@@ -60,3 +60,13 @@ def test_a_file_says_all_that_a_model_is_asked_with() -> None:
     about = {"on": "objects", "once": "track", "again": {"better": "50%", "older": "10s"}, "margin": "20%"}
     section = InferSection.model_validate({"model": "digits", **about, "min_size": 8, "tags": {"Camera": "dock"}})
     assert _infer_settings(section) == InferSettings("digits", True, 0.5, 10.0, 0.2, 8, {"camera": "dock"})
+
+
+def test_a_model_that_two_steps_ask_has_the_tags_of_both(tmp_path: Path) -> None:
+    asked = "{infer: {model: digits, on: objects, tags: {who: staff}}}, {infer: {model: digits, on: objects}}"
+    text = f"pipelines: {{p: {{source: {{folder: in}}, steps: [{{infer: {{model: cards}}}}, {asked}]}}}}"
+    with embedded_agent(write_agent(tmp_path)) as agent:
+        bound = bind_steps("p", parse_pipelines(text)[0].pipelines["p"], agent)
+    assert bound.tags == {
+        "cards": [{"pipeline": "p"}], "digits": [{"pipeline": "p", "who": "staff"}, {"pipeline": "p"}],
+    }  # fmt: skip

@@ -62,7 +62,7 @@ class Kept:
 @contextmanager
 def published(
     folder: Path,
-    tags: Mapping[str, Mapping[str, str]] = {},
+    tags: Mapping[str, Sequence[Mapping[str, str]]] = {},
     may_send: Any = lambda _: True,
     detectors: tuple[str, ...] = (),
     zones: Zones | None = None,
@@ -160,7 +160,8 @@ OPEN = {"zone.open": "yes"}
 def test_an_event_leaves_only_where_all_that_it_tells_of_may(
     tmp_path: Path, policy: Mapping[str, Any], objects: Sequence[FoundObject], leaves: bool
 ) -> None:
-    tags = {"cards": {"pipeline": "dock"}, "digits": {"pipeline": "dock", "who": "staff"}}
+    dock = {"pipeline": "dock"}
+    tags = {"cards": [dock], "digits": [{**dock, "who": "staff"}, dock]}  # which is asked in two steps
     with (
         embedded_agent(write_agent(tmp_path, policy)) as agent,
         published(tmp_path, tags, may_leave(agent.router)) as (publisher, kept, _),
