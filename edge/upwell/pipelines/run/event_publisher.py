@@ -170,7 +170,7 @@ class Publisher:
             hashlib.sha256(about.encode()).hexdigest()[:32], waiting.pipeline, waiting.event,
             self._outbox.next_sequence(waiting.pipeline), waiting.captured_unix_s,
             max(0.0, time.time() - waiting.captured_unix_s) * 1e3, objects, "cloud", result.reason,
-            amends=waiting.event_id, answers=answers,
+            amends=waiting.event_id, direction=waiting.direction, answers=answers,
         )  # fmt: skip
 
     def _kept(
@@ -212,7 +212,7 @@ def _expected(event: Event, scene: Scene) -> Iterator[Expected]:
             spool_id, _, row = str(facts["case"]).rpartition("/")
             yield spool_id, WaitingEvent(
                 event.pipeline, event.id, event.event, event.captured_unix_s, model, int(row),
-                None if found is None else _written(found), event.sequence,
+                None if found is None else _written(found), event.sequence, event.direction,
             )  # fmt: skip
 
 

@@ -69,8 +69,8 @@ class LateResults:
 class WaitingEvent:
     """An event that waits for an answer of the cloud to row `row` of a case of the model `model`.
 
-    `object` is the object that was asked about, as the event writes it; None for the whole frame. `sequence` is that
-    of the event.
+    `object` is the object that was asked about, as the event writes it; None for the whole frame. `sequence` and
+    `direction` are those of the event.
     """
 
     pipeline: str
@@ -81,6 +81,7 @@ class WaitingEvent:
     row: int
     object: Mapping[str, Any] | None
     sequence: int = 0
+    direction: str = ""
 
 
 Expected: TypeAlias = tuple[str, WaitingEvent]

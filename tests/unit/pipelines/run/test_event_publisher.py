@@ -126,6 +126,16 @@ def test_sequences_rise_in_the_outbox_while_late_answers_come(tmp_path: Path) ->
     assert sequences == sorted(set(sequences))
 
 
+def test_an_amendment_has_the_direction_in_which_the_object_crossed(tmp_path: Path) -> None:
+    crossed = found(digits={"label": "no", "case": "case/0"})
+    with published(tmp_path) as (publisher, kept, _):
+        publisher._late.take(answer())
+        publisher.publish(AnsweredFrame(SCENE, [FiredEvent("passed", (crossed,), "out")], 0.1))
+    told, amended = (json.loads(message.body) for message in kept.messages)
+    assert amended["amends"] == told["id"]
+    assert amended["direction"] == told["direction"] == "out"
+
+
 def test_an_answer_that_is_handed_over_twice_amends_under_one_key(tmp_path: Path) -> None:
     with published(tmp_path) as (publisher, kept, amended):
         for spool_id in ("case", "case", "other"):
