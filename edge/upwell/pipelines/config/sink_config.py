@@ -66,6 +66,8 @@ def _url(text: str) -> str:
     _plain_url(text, _WEB_PORTS, "`secret_file`, which signs each message")
     if "#" in text:
         raise ValueError("the address has a part after #; expected none")
+    if not text.isascii():
+        raise ValueError("the address is not in ASCII; expected %-encoded letters, and a host name in its xn-- form")
     return text
 
 

@@ -20,8 +20,8 @@ class Message:
 
     `key` is the event's id and the same in each delivery, so that a receiver can tell a duplicate. `sequence` rises
     within the pipeline. `body` is one JSON object in UTF-8, `picture` a JPEG of the whole frame, with what was found
-    drawn in, if the pipeline has a sink `pictures`; no picture leaves the device. `model` and `tags` are what the policy
-    is asked with whether the event may leave the device (see `requests_behind`).
+    drawn in, if the pipeline has a sink `pictures`; no picture leaves the device. `model` and `tags` are what the
+    policy is asked with whether the event may leave the device (see `requests_behind`).
     """
 
     key: str
@@ -75,8 +75,8 @@ class Sink(Protocol):
     """Takes messages in the order of each pipeline, from one thread. Its progress is stored under its `name`.
 
     `leaves_device`: messages go to another machine. They come without pictures, which show more than the event tells
-    of, and the policy is asked right before each `deliver`, which therefore gets one message at a time. A sink that sends
-    all that it is given before it waits gets several, if it has an attribute `sends_together` that is true.
+    of, and the policy is asked right before each `deliver`, which therefore gets one message at a time. A sink that
+    sends all that it is given before it waits gets several, if it has an attribute `sends_together` that is true.
     """
 
     name: str

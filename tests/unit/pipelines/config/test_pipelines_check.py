@@ -189,8 +189,8 @@ def test_an_event_is_not_published_where_a_sink_says_its_status(topics: list[str
     sinks = ", ".join(f"{{mqtt: {{broker: 'mqtt://localhost', topic: '{topic}'}}}}" for topic in topics)
     text = whole(events=f"{{name: {event}, on: frame}}", sinks=sinks)
     expected = [
-        f"sinks[{len(topics) - 1}].mqtt.topic: the event {event!r} would go to {topic}, where a sink says whether it is "
-        "online; expected another name or topic"
+        f"sinks[{len(topics) - 1}].mqtt.topic: the event {event!r} would go to {topic}, where a sink says whether it "
+        "is online; expected another name or topic"
         for topic in told
     ]
     assert (problems(text) if told else warnings(text)) == expected

@@ -94,7 +94,7 @@ def found(label: str = "card", zone: str = "", **answers: Mapping[str, Any]) -> 
 
 
 BOXES = AnswerReader(
-    Signature((), (LogicalOutput("found", "detections", TensorSpec("found", "FP32", (-1, 1, 6)), ("face",)),), True)
+    Signature((), (LogicalOutput("found", "detections", TensorSpec("found", "FP32", (-1, -1, 6)), ("face",)),), True)
 )
 
 
