@@ -18,7 +18,8 @@ UpwellError
 ├── ModelFailed         the model's runtime or engine failed on a valid request
 │   ├── NotFinite         edge.models.edge_model
 │   ├── Flawed            edge.models.trial_and_rollback
-│   └── AcceleratorFailed edge.runtimes.placement
+│   ├── AcceleratorFailed edge.runtimes.placement
+│   └── DeviceLost        cloud.engines.base
 ├── CloudFailed         the cloud did not give a usable answer and the policy asks for an error
 ├── ConfigError         a file that a person wrote is wrong; carries every problem found
 │   ├── BundleRefused     edge.bundle.bundle: a bundle is not used, for a reason that has a name

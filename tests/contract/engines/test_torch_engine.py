@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from upwell.cloud.engines.base import ModelSettings
+from upwell.cloud.engines.base import DeviceLost, ModelSettings
 from upwell.cloud.engines.safetensors_weights import refuse_misfits
 from upwell.cloud.engines.torch import networks
 from upwell.cloud.engines.torch.demo import LargeNet
@@ -68,6 +68,10 @@ class Failing(Scale):
 class Reading(Scale):
     def forward(self, x):
         open("/srv/secret/words.txt")
+
+class Lost(Scale):
+    def forward(self, x):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\\nsee /srv/secret/log")
 
 class Greedy(Scale):
     def forward(self, x):
@@ -142,6 +146,14 @@ def test_bf16_passes(tmp_path: Path) -> None:
     answer = load(tmp_path, "Brain").run({"x": x})["y"]
     assert answer.dtype == x.dtype
     np.testing.assert_array_equal(answer, x * 2)
+
+
+def test_an_error_after_which_the_device_is_lost_counts_on_a_device_alone(tmp_path: Path) -> None:
+    with pytest.raises(DeviceLost, match=r"^the network failed: CUDA error: an illegal memory access was encountered$"):
+        load(tmp_path, "Lost", device="meta").run({"x": X})
+    with pytest.raises(ModelFailed) as caught:
+        load(tmp_path, "Lost").run({"x": X})
+    assert not isinstance(caught.value, DeviceLost)
 
 
 def test_arguments_reach_the_class(tmp_path: Path) -> None:

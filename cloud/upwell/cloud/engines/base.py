@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol, TypeAlias, cast
 
-from upwell.shared.errors import ConfigError, ExtraMissing
+from upwell.shared.errors import ConfigError, ExtraMissing, ModelFailed
 from upwell.shared.tensors import Array, TensorSpec
 
 Precision: TypeAlias = Literal["fp32", "fp16", "bf16"]
@@ -60,6 +60,10 @@ class ModelSettings:
         return frozenset(one.lower().removesuffix("executionprovider") for one in self.providers)
 
 
+class DeviceLost(ModelFailed):
+    """A run failed, and so will every later one on its device in this process."""
+
+
 StoppableRun: TypeAlias = tuple[Callable[[Mapping[str, Array]], dict[str, Array]], Callable[[], None]]
 """`Engine.run` for a single run, and a function that stops it from another thread: the run then raises `ModelFailed`
 soon. Before and after the run, that function has no effect on any other.
@@ -89,7 +93,7 @@ class Engine(Protocol):
 
         `batch` has an array for each of `self.inputs` and is only read. The result has a new array for each of
         `self.outputs`. Raises `InvalidRequest` for a wrong name, dtype, shape or number of rows and `ModelFailed` if
-        the model fails; the engine stays usable after either.
+        the model fails; the engine stays usable after either, unless that is `DeviceLost`.
         """
         ...
 

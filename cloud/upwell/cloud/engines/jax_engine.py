@@ -24,6 +24,7 @@ from jax import export
 
 from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.batch_checks_and_buckets import buckets_for, check_batch, zeros
+from upwell.cloud.engines.device_loss import run_error
 from upwell.cloud.engines.error_text import reason_of
 from upwell.cloud.engines.safetensors_weights import misfits, open_weights, refuse_misfits
 from upwell.cloud.engines.trusted_files import read_trusted
@@ -166,6 +167,7 @@ class JaxEngine:
         self._call = jax.jit(program.call)
         self._weights: Mapping[str, Any] | None = jax.device_put(weights, device)
         self._place = jax.sharding.SingleDeviceSharding(device)
+        self._is_on_cpu = device.platform == "cpu"
         self._compiled: dict[int, Any] = {}
 
     @classmethod
@@ -196,7 +198,7 @@ class JaxEngine:
             results = program(weights, dict(batch))
             return {name: np.array(result) for name, result in results.items()}
         except Exception as error:  # JAX and XLA raise many kinds
-            raise ModelFailed(f"JAX failed: {reason_of(error)}") from error
+            raise run_error(f"JAX failed: {reason_of(error)}", error, is_on_cpu=self._is_on_cpu) from error
 
     def _bucket_of(self, batch: Mapping[str, Array]) -> int:
         return len(next(iter(batch.values()))) if self.buckets else _FIXED

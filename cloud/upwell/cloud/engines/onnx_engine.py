@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 
 from upwell.cloud.engines.base import ModelSettings, StoppableRun
 from upwell.cloud.engines.batch_checks_and_buckets import check_batch, zero_batch
+from upwell.cloud.engines.device_loss import run_error
 from upwell.cloud.engines.error_text import onnxruntime_reason
 from upwell.cloud.engines.onnxruntime_import import InvalidArgument, onnxruntime, openvino_devices
 from upwell.cloud.engines.trusted_files import MAX_COPIED_BYTES
@@ -320,6 +321,7 @@ class OnnxEngine:
         self._texts_in = [spec.name for spec in self.inputs if spec.datatype == "BYTES"]
         self._texts_out = [spec.name for spec in self.outputs if spec.datatype == "BYTES"]
         self._session = session
+        self._is_on_cpu = session.get_providers() == [CPU]
 
     @classmethod
     def load(cls, name: str, path: Path, settings: ModelSettings) -> OnnxEngine:
@@ -355,7 +357,8 @@ class OnnxEngine:
         except InvalidArgument as error:  # shared dimensions of two inputs, which their specs cannot express
             raise InvalidRequest(f"the model rejected the inputs: {onnxruntime_reason(error)}") from error
         except Exception as error:  # ONNX Runtime's exceptions have no common base
-            raise ModelFailed(f"ONNX Runtime failed: {onnxruntime_reason(error)}") from error
+            text = f"ONNX Runtime failed: {onnxruntime_reason(error)}"
+            raise run_error(text, error, is_on_cpu=self._is_on_cpu) from error
         answer = dict(zip(self._output_names, results, strict=True))
         for name in self._texts_out:
             answer[name] = bytes_of(answer[name])

@@ -5,12 +5,14 @@ Clients may also ask for a model's configuration, statistics and settings, as Tr
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version as package_version
 
 from upwell.cloud.batching.priority_queue import RunResult, priority_of
+from upwell.cloud.engines.base import DeviceLost
 from upwell.cloud.service.model_loader import BrokenModel, CloudModel, ModelVersions, offered
 from upwell.shared.errors import InvalidRequest, ModelNotFound, Unavailable
 from upwell.shared.oip.class_labels import LABELS, label_parameters
@@ -31,6 +33,8 @@ from upwell.shared.signature.processor import Prepared
 from upwell.shared.telemetry.telemetry_keys import Traces
 from upwell.shared.tensors import Array
 
+log = logging.getLogger("upwell.cloud")
+
 
 class CloudService(Dataplane):
     """A `Dataplane` over loaded models: pre-processing, queue and engine, post-processing.
@@ -40,6 +44,9 @@ class CloudService(Dataplane):
 
     The table of models is replaced as a whole, so a request sees a model either before or after a change. A request
     ends on the version on which it began; an engine that was replaced is closed when its last request has ended.
+
+    If a device is lost for this process, the service accepts no more requests and calls `on_device_lost`, unless it is
+    draining already.
     """
 
     def __init__(
@@ -48,6 +55,7 @@ class CloudService(Dataplane):
         *,
         extra_extensions: Sequence[str] = (),
         statistics: StatisticsCounter | None = None,
+        on_device_lost: Callable[[], object] = lambda: None,
     ) -> None:
         by_name: dict[str, list[CloudModel | BrokenModel]] = {}
         for model in models:
@@ -62,6 +70,9 @@ class CloudService(Dataplane):
         self._in_use: dict[CloudModel, int] = {}
         self._given_up: set[CloudModel] = set()
         self._draining = False
+        self.device_is_lost = False
+        """Whether a device can be used again only by a new process."""
+        self._on_device_lost = on_device_lost
         self.refusals = HeldRefusals("the service")
         """Of requests that come while it drains."""
 
@@ -76,8 +87,11 @@ class CloudService(Dataplane):
         started_s = time.monotonic()
         try:
             response, times = _answer(model, request, call, started_s)
-        except BaseException:
+        except BaseException as error:
             self._statistics.failed(model.name, model.version, time.monotonic() - started_s)
+            if isinstance(error, DeviceLost):
+                self._lose_device(model, error)
+                raise Unavailable(f"the device is lost until the service has restarted: {error}") from error
             raise
         finally:
             self._end(model)
@@ -176,6 +190,15 @@ class CloudService(Dataplane):
                 return model
         raise self.refusals.refusal(deadline_s)
 
+    def _lose_device(self, model: CloudModel, error: DeviceLost) -> None:
+        with self._lock:
+            was_draining, self._draining, self.device_is_lost = self._draining, True, True
+        if not was_draining:
+            text = "model %s version %s has lost its device, which only a new process can use: this one drains and ends"
+            log.error(text, model.name, model.version)
+            log.debug("%s", error)  # it may quote the request
+            self._on_device_lost()
+
     def _end(self, model: CloudModel) -> None:
         with self._lock:
             self._in_use[model] -= 1
@@ -267,7 +290,7 @@ class CloudIntrospection:
         """See `Introspection.config`."""
         found = self._service.find(model, version)
         metadata, settings = self._service.metadata(model, version), found.settings
-        kind: Placement = "KIND_CPU" if settings.shared_device == "cpu" else "KIND_GPU"
+        kind: Placement = "KIND_CPU" if found.engine.device == "cpu" else "KIND_GPU"
         return ModelConfig(
             model, metadata.versions, found.platform, settings.engine, metadata.inputs, metadata.outputs,
             settings.instances, kind, settings.max_batch, settings.buckets,

@@ -6,6 +6,7 @@ import faulthandler
 import gc
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -118,7 +119,7 @@ def _run_alone(config: CloudConfig, console: Console) -> None:
     faulthandler.enable(_STDERR)  # a crash then names the model (`named_calls`)
     if config.serve.fast_path == "auto":
         switch_on()
-    process = ServingProcess(config, console)
+    process = ServingProcess(config, console, on_device_lost=partial(os.kill, os.getpid(), signal.SIGTERM))
     stop = StopSignals()
     try:
         metrics = config.serve.metrics
@@ -131,11 +132,20 @@ def _run_alone(config: CloudConfig, console: Console) -> None:
         stop.restore_default()
     console.print("draining", markup=False)
     systemd.stopping()
+    finish(process, console)
+
+
+def finish(process: ServingProcess, console: Console, drained: Callable[[], None] = lambda: None) -> None:
+    """Drain and call `drained`; then end at once if threads still run or a device is lost, else return.
+
+    The status is 1 if requests were cut off, and for a lost device, so that whoever started the process does so again.
+    """
     in_time = process.drain()
+    drained()
     if not in_time:
         console.print(BROKEN_OFF, markup=False)
-    if not in_time or process.repository.is_loading:
-        end(not in_time)
+    if not in_time or process.repository.is_loading or process.service.device_is_lost:
+        end(not in_time or process.service.device_is_lost)
 
 
 def end(code: int) -> NoReturn:
@@ -148,7 +158,7 @@ class ServingProcess:
     """One process's part of the service: its models, their repository, and the servers in front.
 
     The constructor loads the models, `start` listens, `drain` ends. `console` shows the progress; `trying` surrounds
-    each load of a version. Raises as `run` does.
+    each load of a version, and `on_device_lost` must have the process drained. Raises as `run` does.
     """
 
     def __init__(
@@ -157,6 +167,7 @@ class ServingProcess:
         console: Console | None = None,
         restored: Restored = FRESH,
         trying: Callable[[ModelFolder], AbstractContextManager[object]] = nullcontext,
+        on_device_lost: Callable[[], object] = lambda: None,
     ) -> None:
         self._config = config
         folders = _to_serve(config, restored)
@@ -180,7 +191,9 @@ class ServingProcess:
         self.models = [ModelLine.of(result) for result in results]
         self._calls = calls_at_once(results, config) + _QUICK_CALLS
         extensions = [*INTROSPECTION, *([REPOSITORY_EXTENSION] if config.serve.repository.control else [])]
-        self.service = CloudService(results, extra_extensions=extensions, statistics=counter)
+        self.service = CloudService(
+            results, extra_extensions=extensions, statistics=counter, on_device_lost=on_device_lost
+        )
         self.introspection = CloudIntrospection(self.service, counter, config.serve.traces)
         if restored.versions is not None:  # beside other workers, where a broken version replaced none that was ready
             for name, model_versions in self.service.versions_by_model.items():
@@ -264,7 +277,8 @@ class ServingProcess:
         self.telemetry.close()
         if not in_time:
             return False
-        self.service.close()
+        if not self.service.device_is_lost:  # else its driver may hang
+            self.service.close()
         if self._watch is not None:
             self._watch.stop()
         gc.freeze()  # at exit the interpreter would otherwise scan all objects of a framework, which takes seconds

@@ -19,7 +19,7 @@ from upwell.cloud.config import CloudConfig
 from upwell.cloud.repository.model_folders import ModelFolder
 from upwell.cloud.service.model_repository import ModelRepository
 from upwell.cloud.workers.calls_to_all_workers import SharedIntrospection
-from upwell.cloud.workers.serving_process import BROKEN_OFF, Restored, ServingProcess, end
+from upwell.cloud.workers.serving_process import Restored, ServingProcess, end, finish
 from upwell.cloud.workers.worker_messages import (
     HEARTBEAT_S,
     Alive,
@@ -162,7 +162,9 @@ def main() -> None:
         switch_on()
     try:
         restored = Restored(frozenset(start.unloaded), start.versions, start.settings, frozenset(start.fatal))
-        process = ServingProcess(config, restored=restored, trying=partial(trying, channel.send))
+        process = ServingProcess(
+            config, restored=restored, trying=partial(trying, channel.send), on_device_lost=orders.drain.set
+        )
         repository = orders.repository = SharedRepository(process.repository, channel.send)
         introspection = orders.introspection = SharedIntrospection(process.introspection, channel.send)
         BackgroundThread("repository-changes", partial(repository.make_changes, orders.changes)).start()
@@ -176,12 +178,7 @@ def main() -> None:
         end(1)
     channel.send(Serving())
     orders.drain.wait()
-    in_time = process.drain()
-    repository.close()
-    if not in_time:
-        console.print(BROKEN_OFF, markup=False)
-    if not in_time or process.repository.is_loading:
-        end(not in_time)
+    finish(process, console, drained=repository.close)
 
 
 class _Orders:

@@ -30,6 +30,7 @@ from upwell.cloud.engines.batch_checks_and_buckets import (
     shape_fits,
     zero_batch,
 )
+from upwell.cloud.engines.device_loss import run_error
 from upwell.cloud.engines.error_text import reason_of, tellable
 from upwell.cloud.engines.torch.network_calls import (
     PRECISIONS,
@@ -195,7 +196,7 @@ class TorchEngine:
         try:
             return self._run(batch)
         except ModelFailed as error:  # from the operator's class, which may name its own files
-            raise ModelFailed(tellable(str(error))) from error
+            raise type(error)(tellable(str(error))) from error
 
     def _run(self, batch: Mapping[str, Array]) -> dict[str, Array]:
         if torch.get_num_threads() != self._settings.threads:  # per calling thread, and any thread may call
@@ -204,13 +205,14 @@ class TorchEngine:
         if forward is None:
             raise ModelFailed("the model is closed")
         is_pinned = self._device.type == "cuda"  # which avoids another copy before the transfer
-        tensors = [_to_torch(batch[name], kind, is_pinned) for name, kind in self._kinds.items()]
         try:
+            tensors = [_to_torch(batch[name], kind, is_pinned) for name, kind in self._kinds.items()]
             with torch.inference_mode():
                 results = self._network_call(forward, tensors)(tensors)
                 arrays = [_to_numpy(result) for result in results if isinstance(result, torch.Tensor)]
         except Exception as error:  # the operator's own class may raise anything
-            raise ModelFailed(f"the network {failure_of(error)}") from error
+            is_on_cpu = self._device.type == "cpu"
+            raise run_error(f"the network {failure_of(error)}", error, is_on_cpu=is_on_cpu) from error
         if len(arrays) != len(results):
             raise ModelFailed(f"the network returned {_kinds(results)}; expected tensors in the order of its `outputs`")
         return self._checked(arrays)
