@@ -36,9 +36,9 @@ REQUEST = InferRequest("m", {"x": np.ones((1, 2), np.float32)})
     ],
 )
 def test_after_such_an_error_only_a_new_process_can_use_the_device(text: str) -> None:
-    found = run_error("it failed", RuntimeError(text), is_on_cpu=False)
+    found = run_error("it failed", RuntimeError(text), "cuda:0")
     assert (type(found), str(found)) == (DeviceLost, "it failed")
-    assert type(run_error("it failed", RuntimeError(text), is_on_cpu=True)) is ModelFailed
+    assert type(run_error("it failed", RuntimeError(text), "cpu")) is ModelFailed
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_after_such_an_error_only_a_new_process_can_use_the_device(text: str) ->
     ],
 )
 def test_after_any_other_the_next_run_may_succeed(text: str) -> None:
-    assert type(run_error("it failed", RuntimeError(text), is_on_cpu=False)) is ModelFailed
+    assert type(run_error("it failed", RuntimeError(text), "cuda:0")) is ModelFailed
 
 
 def test_a_service_that_has_lost_a_device_says_so_once_and_takes_no_more() -> None:

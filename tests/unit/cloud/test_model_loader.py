@@ -15,6 +15,7 @@ from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.base import Engine, ModelSettings
 from upwell.cloud.engines.batch_checks_and_buckets import buckets_for
 from upwell.cloud.engines.fake import FakeEngine
+from upwell.cloud.engines.onnxruntime_import import onnxruntime
 from upwell.cloud.service import model_loader
 from upwell.cloud.service.cloud_service import CloudIntrospection, CloudService
 from upwell.cloud.service.model_loader import BrokenModel, CloudModel, find_models, load_model
@@ -184,24 +185,32 @@ def test_labels_come_from_the_repository_alone(tmp_path: Path, caplog: pytest.Lo
 
 
 @pytest.mark.parametrize(
-    ("model", "device"),
-    [
-        ({"providers": ["cuda"]}, "cuda:0"),
-        ({"providers": ["TensorrtExecutionProvider", "cuda"]}, "cuda:0"),
-        ({"providers": ["cuda"], "device": "cuda:1"}, "cuda:1"),
-        ({"providers": ["cuda"], "device": "auto"}, "cuda:0"),
-        ({"providers": ["cpu"], "device": "auto"}, None),
-        ({"providers": ["openvino"]}, None),
-        ({}, None),
-    ],
+    ("runs_on", "device"), [("cuda", "cuda:0"), ("cuda:0", "cuda:0"), ("cuda:1", "cuda:1"), ("cpu", None)]
 )
-def test_models_take_turns_on_the_device_of_their_providers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: dict[str, object], device: str | None
+def test_models_take_turns_on_the_device_on_which_they_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs_on: str, device: str | None
 ) -> None:
     shared = {name: device_for(name) for name in ("cuda:0", "cuda:1")}
-    served = load(tmp_path, monkeypatch, lambda _: FakeEngine(), **model)
+    served = load(tmp_path, monkeypatch, lambda _: FakeEngine(device=runs_on))
     assert isinstance(served, CloudModel)
     found = [name for name, one in shared.items() if one is served.batcher._device]
     assert found == ([] if device is None else [device])
     told = CloudIntrospection(CloudService([served]), StatisticsCounter(), None).config("m")
     assert told.placement == ("KIND_CPU" if device is None else "KIND_GPU")
+
+
+@pytest.mark.skipif(len(onnxruntime.get_available_providers()) > 2, reason="this machine may have an accelerator")
+@pytest.mark.parametrize("model", [{"device": "auto"}, {"providers": ["auto"]}])
+def test_models_that_found_no_accelerator_do_not_take_turns(tmp_path: Path, model: dict[str, object]) -> None:
+    for name in ("a", "b"):
+        folder = tmp_path / name / "1"
+        folder.mkdir(parents=True)
+        identity(folder).rename(folder / "model.onnx")
+    serve = {"listen": ["127.0.0.1:0"], "models": str(tmp_path)}
+    config = CloudConfig.model_validate({"serve": serve, "defaults": model})
+    a, b = [load_model(folder, config) for folder in find_models(config)]
+    assert isinstance(a, CloudModel)
+    assert isinstance(b, CloudModel)
+    assert a.batcher._device is not b.batcher._device
+    told = CloudIntrospection(CloudService([a, b]), StatisticsCounter(), None)
+    assert [told.config(name).placement for name in ("a", "b")] == ["KIND_CPU", "KIND_CPU"]

@@ -9,6 +9,7 @@ from upwell.cloud.engines.onnx_engine import (
     INSTALL,
     WantedProvider,
     choose_providers,
+    device_of,
     full_name,
     short_name,
     wanted_providers,
@@ -93,3 +94,22 @@ def test_providers_by_name_must_all_be_there() -> None:
 def test_a_provider_of_another_build_is_found_however_it_is_written() -> None:
     available = ("DnnlExecutionProvider", CPU)
     assert choose_providers(available, wanted_providers("cpu", ("dnnl",))).chains == (available,)
+
+
+@pytest.mark.parametrize(
+    ("provider", "device", "where"),
+    [
+        (CUDA, "cpu", "cuda"),  # `providers: [cuda]`
+        (TENSORRT, "auto", "cuda"),
+        (CUDA, "cuda:1", "cuda:1"),
+        (CANN, "npu:0", "npu:0"),
+        (COREML, "auto", "mps"),
+        (CPU, "auto", "cpu"),
+        (CPU, "cuda:1", "cpu"),
+        (OPENVINO, "cpu", "cpu"),
+        ("QNNExecutionProvider", "cpu", "cpu"),
+        ("QNNExecutionProvider", "npu", "npu"),
+    ],
+)
+def test_where_a_session_runs_follows_from_its_first_provider(provider: str, device: str, where: str) -> None:
+    assert device_of(provider, device) == where

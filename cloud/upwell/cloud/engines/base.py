@@ -19,9 +19,6 @@ Precision: TypeAlias = Literal["fp32", "fp16", "bf16"]
 """The precision in which a torch network computes."""
 
 
-_ON_CUDA = frozenset({"cuda", "migraphx", "tensorrt"})
-
-
 @dataclass(frozen=True)
 class ModelSettings:
     """The settings for running one model; the keys of `cloud.yaml` with defaults filled in."""
@@ -45,13 +42,6 @@ class ModelSettings:
     def is_on_cpu(self) -> bool:
         """Whether nothing but the CPU is asked for."""
         return self._provider_names == {"cpu"} if self._provider_names else self.device == "cpu"
-
-    @property
-    def shared_device(self) -> str:
-        """The device on which it takes turns with other models: that of its providers, if they say it."""
-        if self.is_on_cpu:
-            return "cpu"
-        return "cuda" if self.device in ("cpu", "auto") and self._provider_names & _ON_CUDA else self.device
 
     @property
     def _provider_names(self) -> frozenset[str]:
@@ -80,6 +70,8 @@ class Engine(Protocol):
 
     version: str
     """Its package and version, such as `onnxruntime 1.31.1`."""
+    device: str
+    """Where it runs, such as `cpu` or `cuda:1`; `cuda` is the first."""
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     buckets: tuple[int, ...]

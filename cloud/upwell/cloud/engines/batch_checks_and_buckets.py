@@ -114,6 +114,7 @@ class _FixedRows:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.version = engine.version
+        self.device = engine.device
         self.buckets: tuple[int, ...] = (engine.inputs[0].shape[0],)
         self.inputs = tuple(map(_varying, engine.inputs))
         self.outputs = tuple(map(_varying, engine.outputs))

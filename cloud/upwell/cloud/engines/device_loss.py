@@ -29,6 +29,6 @@ _TEXTS = (
 _LOST = re.compile(rf"\b(?:CUDA|HIP)(?:_| error| failure)[\s\S]{{0,200}}?(?:{'|'.join(_TEXTS)})|_DEVICE_LOST\b")
 
 
-def run_error(text: str, error: BaseException, *, is_on_cpu: bool) -> ModelFailed:
-    """The error for a run that ended in a framework's `error`: `DeviceLost`, or plain `ModelFailed`, with this text."""
-    return DeviceLost(text) if not is_on_cpu and _LOST.search(str(error)) else ModelFailed(text)
+def run_error(text: str, error: BaseException, device: str) -> ModelFailed:
+    """The error with this text for a run on `device` that ended in a framework's `error`."""
+    return DeviceLost(text) if device != "cpu" and _LOST.search(str(error)) else ModelFailed(text)

@@ -30,8 +30,10 @@ class FakeEngine:
         inputs: tuple[TensorSpec, ...] = (X,),
         outputs: tuple[TensorSpec, ...] = (Y,),
         buckets: tuple[int, ...] = (),
+        device: str = "cpu",
     ) -> None:
         self.version = "fake 1"
+        self.device = device
         self.inputs = inputs
         self.outputs = outputs
         self.buckets = buckets

@@ -135,6 +135,9 @@ AUTOMATIC = "auto"
 """The value of `device` for the accelerator that JAX finds, or the CPU if there is none."""
 WEIGHTS_FILE = "model.safetensors"
 
+_KINDS: Mapping[str, str] = {"gpu": "cuda"}
+"""Names of devices in JAX that differ from those of the other engines, with which they are shared."""
+
 _FIXED = 0
 """The key of the only program of a model without rows."""
 
@@ -167,7 +170,8 @@ class JaxEngine:
         self._call = jax.jit(program.call)
         self._weights: Mapping[str, Any] | None = jax.device_put(weights, device)
         self._place = jax.sharding.SingleDeviceSharding(device)
-        self._is_on_cpu = device.platform == "cpu"
+        kind = _KINDS.get(device.platform, device.platform)
+        self.device = kind if kind == "cpu" else f"{kind}:{device.id}"
         self._compiled: dict[int, Any] = {}
 
     @classmethod
@@ -198,7 +202,7 @@ class JaxEngine:
             results = program(weights, dict(batch))
             return {name: np.array(result) for name, result in results.items()}
         except Exception as error:  # JAX and XLA raise many kinds
-            raise run_error(f"JAX failed: {reason_of(error)}", error, is_on_cpu=self._is_on_cpu) from error
+            raise run_error(f"JAX failed: {reason_of(error)}", error, self.device) from error
 
     def _bucket_of(self, batch: Mapping[str, Array]) -> int:
         return len(next(iter(batch.values()))) if self.buckets else _FIXED

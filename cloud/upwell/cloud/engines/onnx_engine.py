@@ -291,7 +291,7 @@ def _options_of(provider: str, device: str) -> dict[str, str]:
 
 def _openvino_device(kind: str, number: str) -> str:
     """OpenVINO's name of the device. Raises `_NotInEffect` if it is missing, which OpenVINO would not report."""
-    found = openvino_devices()
+    found = openvino_devices() if kind != "cpu" else ()
     gpus = [one for one in found if one.startswith("GPU")]
     if kind == "cpu" or (kind == "auto" and not gpus):
         return "CPU"
@@ -299,6 +299,16 @@ def _openvino_device(kind: str, number: str) -> str:
     if not gpus or (number not in ("", "0") and wanted == "GPU"):
         raise _NotInEffect(f"not able to find that GPU; it finds {', '.join(found) or 'nothing'}")
     return wanted
+
+
+def device_of(provider: str, device: str) -> str:
+    """Where a session runs whose first provider is `provider`, for the setting `device`; what a provider of no known
+    device uses, only the setting tells."""
+    kind, _, number = device.partition(":")
+    if provider == CPU or (provider == OPENVINO and _openvino_device(kind, number) == "CPU"):
+        return "cpu"
+    own = next((one for one, names in _OF_DEVICE.items() if provider in names), kind)
+    return f"{own}:{number}" if number else own
 
 
 class OnnxEngine:
@@ -313,15 +323,15 @@ class OnnxEngine:
     platform: ClassVar[str] = "onnxruntime_onnx"
     buckets: tuple[int, ...] = ()
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: Any, device: str) -> None:
         self.version = f"onnxruntime {onnxruntime.__version__}"
+        self.device = device
         self.inputs = tuple(_spec(node, "input") for node in session.get_inputs())
         self.outputs = tuple(_spec(node, "output") for node in session.get_outputs())
         self._output_names = [spec.name for spec in self.outputs]
         self._texts_in = [spec.name for spec in self.inputs if spec.datatype == "BYTES"]
         self._texts_out = [spec.name for spec in self.outputs if spec.datatype == "BYTES"]
         self._session = session
-        self._is_on_cpu = session.get_providers() == [CPU]
 
     @classmethod
     def load(cls, name: str, path: Path, settings: ModelSettings) -> OnnxEngine:
@@ -329,7 +339,7 @@ class OnnxEngine:
         _check_operators(path)
         session = open_session(name, path, settings)
         try:
-            engine = cls(session)
+            engine = cls(session, device_of(session.get_providers()[0], settings.device))
         except UnicodeDecodeError:
             raise ModelFailed(f"{path.name} has an input or output whose name is not UTF-8") from None
         if not engine.outputs:
@@ -357,8 +367,7 @@ class OnnxEngine:
         except InvalidArgument as error:  # shared dimensions of two inputs, which their specs cannot express
             raise InvalidRequest(f"the model rejected the inputs: {onnxruntime_reason(error)}") from error
         except Exception as error:  # ONNX Runtime's exceptions have no common base
-            text = f"ONNX Runtime failed: {onnxruntime_reason(error)}"
-            raise run_error(text, error, is_on_cpu=self._is_on_cpu) from error
+            raise run_error(f"ONNX Runtime failed: {onnxruntime_reason(error)}", error, self.device) from error
         answer = dict(zip(self._output_names, results, strict=True))
         for name in self._texts_out:
             answer[name] = bytes_of(answer[name])

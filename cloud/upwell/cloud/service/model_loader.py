@@ -220,7 +220,7 @@ def _load(folder: ModelFolder, settings: ModelSettings, kind: EngineType, on_run
         engine,
         replace(settings, buckets=buckets),
         name=folder.key,
-        device=device_for(settings.shared_device),
+        device=device_for(engine.device),
         on_run=partial(on_run, name, version) if on_run is not None else None,
     )
     load_s = time.monotonic() - started_s

@@ -158,6 +158,7 @@ class TorchEngine:
 
     def __init__(self, module: torch.nn.Module, device: torch.device, settings: ModelSettings) -> None:
         self.version = f"torch {torch.__version__}"
+        self.device = str(device)
         self.inputs = declared_specs(module, "inputs")
         self.outputs = declared_specs(module, "outputs")
         self._forward: Forward | None = forward_of(module, settings.precision, self.outputs)
@@ -211,8 +212,7 @@ class TorchEngine:
                 results = self._network_call(forward, tensors)(tensors)
                 arrays = [_to_numpy(result) for result in results if isinstance(result, torch.Tensor)]
         except Exception as error:  # the operator's own class may raise anything
-            is_on_cpu = self._device.type == "cpu"
-            raise run_error(f"the network {failure_of(error)}", error, is_on_cpu=is_on_cpu) from error
+            raise run_error(f"the network {failure_of(error)}", error, self.device) from error
         if len(arrays) != len(results):
             raise ModelFailed(f"the network returned {_kinds(results)}; expected tensors in the order of its `outputs`")
         return self._checked(arrays)
