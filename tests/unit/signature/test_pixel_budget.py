@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -44,6 +45,31 @@ def test_what_does_not_fit_waits_and_small_ones_never_do() -> None:
     for _, leave in events:
         leave.set()
     assert events[1][0].wait(10.0)
+    for thread in threads:
+        thread.join()
+
+
+def test_one_that_many_have_passed_is_passed_no_more() -> None:
+    budget = PixelBudget(3 * LARGE)
+    (held, let_go), (entered, leave), (late, end) = [(threading.Event(), threading.Event()) for _ in range(3)]
+    threads = [started(budget, 2 * LARGE, held, let_go)]
+    assert held.wait(10.0)
+    threads.append(started(budget, 5 * LARGE, entered, leave))
+    while not budget._passed:
+        time.sleep(0.001)
+    for _ in range(32):
+        with budget.holding(LARGE):
+            pass
+    threads.append(started(budget, LARGE, late, end))
+    while len(budget._passed) < 2:
+        assert not late.is_set()
+        time.sleep(0.001)
+    let_go.set()
+    assert entered.wait(10.0)
+    assert not late.is_set()
+    leave.set()
+    assert late.wait(10.0)
+    end.set()
     for thread in threads:
         thread.join()
 
