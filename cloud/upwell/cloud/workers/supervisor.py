@@ -333,12 +333,14 @@ class _Supervisor:
             return
         now_s = time.monotonic()
         served_s = now_s - worker_handle.serving_since_s if worker_handle.phase is Phase.SERVING else 0.0
-        restarts = self._restarts[worker_handle.number] = self._restarts[worker_handle.number].died(served_s)
         self._counted.died(*(blamed or ("", "")))
-        why = ""
+        why, left_out = "", self._fatal.left_out
         if blamed is not None:
             is_load = blamed == worker_handle.silence.loading
             why = self._fatal.died_loading(blamed) if is_load else self._fatal.died_running(blamed, now_s)
+        if self._fatal.left_out != left_out:  # none will die of that again
+            self._restarts = dict.fromkeys(self._restarts, Restarts())
+        restarts = self._restarts[worker_handle.number] = self._restarts[worker_handle.number].died(served_s)
         died = f"worker {worker_handle.number} (process {worker_handle.pid}) died: {how or 'exit status 0'}"
         log.error("%s%s", died, f"; {why}" if why else "")
         if restarts.is_hopeless and self._is_over:

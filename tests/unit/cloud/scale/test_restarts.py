@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.integration.cloud.processes import is_running
+from upwell.cloud.observe.metrics import WorkerMetrics
 from upwell.cloud.workers.supervisor import Phase, WorkerHandle, _Supervisor
 from upwell.cloud.workers.worker_deaths import FatalVersions, Restarts, Silence
 from upwell.cloud.workers.worker_messages import Listen, Message, Statistics
@@ -106,6 +107,31 @@ def test_a_worker_that_hangs_in_its_start_is_killed_after_an_hour() -> None:
         supervisor._kill_hung()
     assert kills == [Silence.LOADING_LIMIT]
     assert starting.failure == "no sign of life for 3600 s"
+
+
+def test_a_service_starts_without_versions_that_end_workers_however_many_there_are() -> None:
+    supervisor: Any = _Supervisor.__new__(_Supervisor)
+    supervisor._selector = SimpleNamespace(unregister=lambda _: None)
+    supervisor._changes = supervisor._statistics = SimpleNamespace(gone=lambda *_: None)
+    supervisor._counted, supervisor._fatal, supervisor._start_at_s = WorkerMetrics(), FatalVersions(), {}
+    supervisor._announced, supervisor._drain_until_s = False, None
+    supervisor._restarts = dict.fromkeys((1, 2), Restarts())
+    for model in range(2 * Restarts.LIMIT):
+        for number in (1, 2):
+            dead = SimpleNamespace(
+                number=number,
+                pid=1,
+                phase=Phase.LOADING,
+                silence=Silence(loading=(f"m{model}", "1")),
+                crashed_in=None,
+                failure="",
+                channel=SimpleNamespace(socket=None),
+                end=lambda: "killed by SIGFPE",
+            )
+            supervisor._worker_handles = {number: dead}
+            supervisor._on_death(dead)
+    assert len(supervisor._fatal.left_out) == 2 * Restarts.LIMIT
+    assert sorted(supervisor._start_at_s) == [1, 2]
 
 
 def test_a_worker_that_reads_nothing_keeps_no_one_and_is_not_taken_to_be_dead() -> None:
