@@ -17,7 +17,7 @@ from upwell.shared.oip.codec.tensor_contents import (
     split_raw_contents,
     take_apart,
 )
-from upwell.shared.oip.dataplane import InferRequest
+from upwell.shared.oip.dataplane import InferRequest, InferResponse
 
 FIELD = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
 LARGE = bytes(range(256)) * (MIN_SPLIT_BYTES // 256)
@@ -102,6 +102,21 @@ def test_values_one_by_one_are_few() -> None:
         converters.parse_infer_request(data)
     fits = converters.serialize_infer_request(InferRequest("m", {"x": np.zeros(MAX_DESCRIPTION_BYTES, np.int8)}))
     assert converters.parse_infer_request(fits).inputs["x"].nbytes == MAX_DESCRIPTION_BYTES
+
+
+def test_values_one_by_one_are_few_in_answers_too_but_what_is_said_of_rows_may_be_long() -> None:
+    many = pb.ModelInferResponse(model_name="m")
+    values = many.outputs.add(name="y", datatype="INT8", shape=[MAX_DESCRIPTION_BYTES]).contents.int_contents
+    values.extend(bytes(MAX_DESCRIPTION_BYTES))
+    with pytest.raises(InvalidRequest, match=r"the answer takes .* besides raw contents; at most 4194304 are allowed"):
+        converters.parse_infer_response(many.SerializeToString())
+    with pytest.raises(InvalidRequest, match=r"the answer takes .* besides raw contents; at most 1048576 are allowed"):
+        converters.parse_infer_response(b"\x2a\0" * (8 << 20))
+    rows = np.zeros(MAX_DESCRIPTION_BYTES, np.int8)
+    said = InferResponse("m", {"y": rows}, parameters={"upwell.hardness": "," * (len(rows) + 1)})
+    found = converters.parse_infer_response(converters.serialize_infer_response(said))
+    assert found.parameters == said.parameters
+    assert found.outputs["y"].nbytes == len(rows)
 
 
 def test_a_large_tensor_is_a_view_of_the_message_or_an_aligned_copy() -> None:

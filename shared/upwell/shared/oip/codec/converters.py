@@ -58,6 +58,7 @@ _REMEMBERED = 512
 _ID = pb.ModelInferRequest.ID_FIELD_NUMBER
 _RAW_INPUTS = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
 _RAW_OUTPUTS = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
+_OUTPUTS = pb.ModelInferResponse.OUTPUTS_FIELD_NUMBER
 _DOUBLE = struct.Struct("<d")
 
 
@@ -257,7 +258,7 @@ def parse_unfamiliar_request(data: bytes) -> InferRequest:
     split = split_raw_contents(data, _RAW_INPUTS)
     description, views = split or (data, ())
     if len(description) > MAX_UNUSUAL_BYTES:
-        refuse_costly(description, is_split=split is not None)
+        refuse_costly("request", len(description), is_split=split is not None)
     message = parse(pb.ModelInferRequest, description)
     request_id = message.id
     refuse_long_id(request_id)
@@ -286,7 +287,13 @@ def serialize_infer_request(request: InferRequest) -> bytes:
 
 def parse_infer_response(data: bytes) -> InferResponse:
     """Parse a `ModelInferResponse`, as strictly as a request. Raises `InvalidRequest`."""
-    description, views = split_raw_contents(data, _RAW_OUTPUTS) or (data, ())
+    split = split_raw_contents(data, _RAW_OUTPUTS)
+    description, views = split or (data, ())
+    if len(description) > MAX_UNUSUAL_BYTES:
+        # What an agent says of each of a million rows is long, but costs little.
+        taken = None if split is None else take_apart(description, _OUTPUTS)
+        size_bytes = len(description) if taken is None else sum(end - start for start, end in taken[2])
+        refuse_costly("answer", size_bytes, is_split=taken is not None)
     message = parse(pb.ModelInferResponse, description)
     return InferResponse(
         model=message.model_name,

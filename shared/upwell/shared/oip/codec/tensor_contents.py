@@ -233,10 +233,10 @@ MIN_SPLIT_BYTES = 64 << 10
 """Size below which copying costs less than taking a message apart here (bytes)."""
 
 MAX_DESCRIPTION_BYTES = 4 << 20
-"""Maximum bytes of a request besides raw contents. Typed value lists take thirty times their size when parsed."""
+"""Maximum bytes of a message besides raw contents. Typed value lists take thirty times their size when parsed."""
 
 MAX_UNUSUAL_BYTES = 1 << 20
-"""Maximum size of a request that is not taken apart here, which may have a million tiny fields (bytes)."""
+"""Maximum size of a message that is not taken apart here, which may have a million tiny fields (bytes)."""
 
 MAX_PLAIN_BYTES = 2048
 """Maximum bytes besides id and raw contents of a message worth caching."""
@@ -253,15 +253,15 @@ def refuse_larger(what: str, size_bytes: int) -> None:
         raise InvalidRequest(f"{what} would take {size_bytes} bytes; a message can have at most {MAX_MESSAGE_BYTES}")
 
 
-def refuse_costly(description: bytes, *, is_split: bool) -> None:
-    """Raise `InvalidRequest` for a part of a request that would cost far more to parse than to send.
+def refuse_costly(what: str, size_bytes: int, *, is_split: bool) -> None:
+    """Raise `InvalidRequest` for a part of a message that would cost far more to parse than to send.
 
-    `is_split` says that it went through `split_raw_contents`, and so has few fields.
+    `is_split` says that the message went through `split_raw_contents`, and so has few fields.
     """
     most_bytes = MAX_DESCRIPTION_BYTES if is_split else MAX_UNUSUAL_BYTES
-    if len(description) > most_bytes:
+    if size_bytes > most_bytes:
         raise InvalidRequest(
-            f"the request takes {len(description)} bytes besides raw contents; at most {most_bytes} are allowed: "
+            f"the {what} takes {size_bytes} bytes besides raw contents; at most {most_bytes} are allowed: "
             "send tensors in raw_input_contents"
         )
 
