@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,18 @@ def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
     with scene(tmp_path) as it:
         assert [result.spool_id for result in it.spool.results(0, 10**9)] == ids
         assert it.cloud.requests == []
+
+
+def test_what_was_stored_before_the_clock_was_set_is_not_dropped_as_old(tmp_path: Path) -> None:
+    with scene(tmp_path, is_open=False) as it:
+        ids = [it.put(number) for number in range(3)]
+    with closing(sqlite3.connect(it.path)) as connection, connection:
+        connection.execute("UPDATE items SET kept_s = kept_s - 1.7e9, next_s = next_s - 1.7e9")
+    with scene(tmp_path) as it:
+        ids.append(it.put(3))
+        answered(it, 4)
+        assert it.cloud.ids == ids
+        assert it.spool.counts().dropped_old == 0
 
 
 def test_files_are_nobody_else_s(tmp_path: Path) -> None:

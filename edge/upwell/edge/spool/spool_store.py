@@ -211,6 +211,10 @@ class Store(TransactionalStore):
                 self.set_aside(row[0], row[10], "its stored tags cannot be read, so nobody knows whether it may leave")
         return None
 
+    def latest_s(self) -> float:
+        """As for any store; a case that was tried or answered since has the time of that."""
+        return float(self._connection.execute("SELECT coalesce(max(next_s), 0) FROM items").fetchone()[0])
+
     def next_due_s(self) -> float | None:
         """When the next case is due; None if none waits."""
         row = self._connection.execute("SELECT min(next_s) FROM items WHERE state = 'waiting'").fetchone()

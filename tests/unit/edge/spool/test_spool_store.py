@@ -176,6 +176,7 @@ def test_times_and_numbers_are_those_of_what_waits_or_ever_came(store: Store) ->
         number = store.finish("a", b"x", 3.0, 0.0)
         store.postpone("c", 9.0, 1, "busy")
         assert store.next_due_s() == 8.0
+        assert store.latest_s() == 9.0  # or c would wait from 8.0 until then where a device boots in 1970
         store.expire(200.0)
         assert (store.results(0, 99), store.last_sequence()) == ([], number)
 
@@ -277,7 +278,9 @@ def _after(held: list[Stored], item: Stored) -> list[Stored]:
 
 def test_the_clock_stands_no_step_of_the_wall_clock() -> None:
     assert SpoolClock(0.0, 1e9, 50.0).at(51.0) == 1e9 + 1
+    assert SpoolClock(1.6e9, 1.7e9, 50.0).at(51.0) == 1.7e9 + 1
     assert SpoolClock(1e9, 5.0, 50.0).at(51.0) == 1e9 + 1  # set back before the start
+    assert SpoolClock(500.0, 1.7e9, 50.0).at(51.0) == 501.0  # set for the first time
 
 
 @pytest.mark.parametrize("garbled", ["'{\"camera'", "'7'", "CAST(x'ff7b7d' AS TEXT)"])
