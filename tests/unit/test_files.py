@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from upwell.shared.errors import ConfigError
-from upwell.shared.files import read_file, replacing, write_named, write_whole
+from upwell.shared.files import read_file, remove_drafts, replacing, write_named, write_whole
 
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="permissions of POSIX")
 
@@ -134,3 +134,17 @@ def test_what_is_no_plain_file_is_not_replaced(tmp_path: Path, make: Callable[[P
 def test_a_folder_that_is_missing_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="none/file: cannot be written: No such file or directory"):
         write_named(tmp_path / "none" / "file", b"x")
+
+
+def test_what_a_power_cut_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "models" / "state.json"
+    path.parent.mkdir()
+    with replacing(path) as file:
+        file.write(b"whole")
+        (draft,) = path.parent.iterdir()
+    draft.write_bytes(b"half")
+    others = [tmp_path / "notes.new", tmp_path / ".hidden.new"]
+    for other in others:
+        other.touch()
+    remove_drafts(tmp_path)
+    assert {one for one in tmp_path.rglob("*") if one.is_file()} == {path, *others}

@@ -10,6 +10,7 @@ import errno
 import json
 import logging
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator
 from io import BufferedReader
@@ -22,6 +23,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+_DRAFT = re.compile(r"\..+\.[0-9a-f]{8}\.new")
 
 
 def read_file(path: Path, what: str, max_bytes: int = 1 << 20) -> bytes:
@@ -93,6 +95,14 @@ def write_whole(path: Path, data: bytes, mode: int | None = None) -> None:
     """Write `data` to `path` atomically; `mode` as for `replacing`. Raises `OSError`."""
     with replacing(path, mode) as file:
         file.write(data)
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove what `replacing` left under a folder when the power failed. Nobody else may write there meanwhile."""
+    for parent, _, names in os.walk(folder):
+        for name in filter(_DRAFT.fullmatch, names):
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(parent, name))
 
 
 class StateFile:

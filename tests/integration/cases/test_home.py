@@ -138,6 +138,14 @@ def test_a_folder_without_room_is_said_before_a_budget_is_charged(tmp_path: Path
     assert home(tmp_path)[0].read_bytes() == b"case"
 
 
+def test_what_a_power_cut_left_of_a_case_is_removed(tmp_path: Path) -> None:
+    left = tmp_path / "dock" / ".case.0123abcd.new"
+    left.parent.mkdir()
+    left.touch()
+    FolderHome(tmp_path, "dock").ready("0" * 32, 4)(b"case")
+    assert [one.read_bytes() for one in left.parent.iterdir()] == [b"case"]
+
+
 def test_a_share_that_tells_no_sizes_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=0, used=0, free=0))
     FolderHome(tmp_path, "dock").ready("0" * 32, 4)(b"case")

@@ -12,6 +12,7 @@ from upwell.edge.observe.flight_recorder import UnknownRequest, find
 from upwell.edge.observe.shadow_release import ShadowRelease
 from upwell.edge.policy.periodic_jobs import BudgetFile
 from upwell.edge.policy.router_service import RouterService
+from upwell.edge.server.state_dir import LOCK_NAME, StateDir
 from upwell.edge.spool.result_sinks import JsonlSink
 
 DEEP = b"[" * 200_000 + b"]" * 200_000
@@ -57,3 +58,9 @@ def test_results_that_cannot_be_read_are_added_to(tmp_path: Path) -> None:
 def test_a_record_that_cannot_be_read_is_passed_over() -> None:
     with pytest.raises(UnknownRequest):
         find([DEEP, b"{"], "x")
+
+
+def test_what_a_power_cut_left_of_a_file_is_removed_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / ".budgets.json.0123abcd.new").write_bytes(b"half")
+    StateDir(tmp_path).close()
+    assert [one.name for one in tmp_path.iterdir()] == [LOCK_NAME]

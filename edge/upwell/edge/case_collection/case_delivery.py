@@ -22,7 +22,7 @@ from upwell.edge.case_collection.collected_case import CollectedCase
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.spool.open_database import opened
 from upwell.shared.errors import UpwellError
-from upwell.shared.files import StateFile, write_whole
+from upwell.shared.files import StateFile, remove_drafts, write_whole
 from upwell.shared.opamp import CASE_SUFFIX
 from upwell.shared.platform.background_thread import BackgroundThread
 
@@ -70,11 +70,15 @@ class FolderHome:
     def __init__(self, to: Path, agent: str) -> None:
         self._target = to / _folder_name(agent)
         self.where = str(self._target)
+        self._is_tidy = False
 
     def ready(self, id: str, size_bytes: int) -> Put:
         """Create it if its parent exists, and look whether it has room: a full stick must not spend a budget."""
         try:
             self._target.mkdir(exist_ok=True)
+            if not self._is_tidy:
+                remove_drafts(self._target)
+                self._is_tidy = True
             disk = shutil.disk_usage(self._target)
         except OSError as error:
             raise CaseAway(error.strerror or type(error).__name__) from None

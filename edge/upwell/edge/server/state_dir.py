@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from upwell.shared.errors import ConfigError
+from upwell.shared.files import remove_drafts
 
 try:
     import fcntl
@@ -45,6 +46,8 @@ class StateDir:
                 path, "another agent uses it; expected a separate folder for this agent",
                 "agent.state_dir",
             ) from None  # fmt: skip
+        if fcntl is not None:
+            remove_drafts(path)
 
     def _opened(self, path: Path) -> IO[bytes] | None:
         """Open the lock file; None if it cannot be created, since then nobody can write here."""
