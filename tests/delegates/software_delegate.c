@@ -4,9 +4,9 @@
  * the runtime, and then runs the runtime's own kernels for them on the CPU. It is no NPU and no measure of one.
  *
  * Options: claim=all | comma-separated builtin operator codes; nodes=comma-separated node indices (claimed too);
- * fail_prepare=1; fail_after=N (invocations that succeed before every further one fails); crash=load | prepare |
- * invoke | exit (it takes the process down there, or at loading as if all were done); wrong=1 (it answers with garbage
- * and no error); delay_us=N (each invocation of a partition waits so long); meet=N:FILE (each writes a byte to the
+ * fail_prepare=1; most_rows=N (tensors with more rows are refused); fail_after=N (invocations that succeed before
+ * every further one fails); crash=load | prepare | invoke | exit (it takes the process down there, or at loading as if
+ * all were done); wrong=1 (it answers with garbage and no error); delay_us=N (each invocation of a partition waits so long); meet=N:FILE (each writes a byte to the
  * file and goes on when it has N, or fails after ten seconds); static_only=1 (as delegates that take no tensors of
  * varying size);
  * device=FILE (creation fails where there is no such file); report=FILE (one line per partition: the claimed nodes).
@@ -23,6 +23,7 @@
 
 enum { STATUS_OK = 0, STATUS_ERROR = 1 };
 enum { ALLOW_DYNAMIC_TENSORS = 1 };
+enum { CONSTANT = 1 };
 enum { BUILTIN_CODES = 512, NODES = 4096, HEADROOM = 16 };
 
 typedef struct {
@@ -94,6 +95,7 @@ typedef enum { CRASH_NEVER, CRASH_LOAD, CRASH_PREPARE, CRASH_INVOKE, CRASH_EXIT 
 typedef struct {
   bool claims[BUILTIN_CODES], claimed_nodes[NODES];
   bool fail_prepare, static_only, wrong;
+  int most_rows; /* 0: no limit */
   Crash crash;
   long invocations_left; /* below zero: no limit */
   long delay_us;
@@ -190,11 +192,24 @@ static int make_room(Context *context, Settings *settings) {
   return STATUS_OK;
 }
 
+static bool has_too_many_rows(const Context *context, const Node *partition, int most_rows) {
+  for (int i = 0; most_rows > 0 && i < partition->inputs->size; i++) {
+    const Tensor *tensor = &context->tensors[partition->inputs->items[i]];
+    const Indices *sizes = tensor->dimensions;
+    if (tensor->allocation != CONSTANT && sizes->size > 0 && sizes->items[0] > most_rows) return true;
+  }
+  return false;
+}
+
 static int partition_prepare(Context *context, Node *partition) {
   Claimed *claimed = partition->kernel_data;
   if (claimed->settings->crash == CRASH_PREPARE) abort();
   if (claimed->settings->fail_prepare) {
     context->report_error(context, "software delegate: told to fail in prepare. ");
+    return STATUS_ERROR;
+  }
+  if (has_too_many_rows(context, partition, claimed->settings->most_rows)) {
+    context->report_error(context, "software delegate: too many rows. ");
     return STATUS_ERROR;
   }
   Settings *settings = claimed->settings;
@@ -322,6 +337,8 @@ static const char *set_option(Settings *settings, const char *key, const char *v
     settings->fail_prepare = atoi(value) != 0;
   } else if (!strcmp(key, "static_only")) {
     settings->static_only = atoi(value) != 0;
+  } else if (!strcmp(key, "most_rows")) {
+    settings->most_rows = atoi(value);
   } else if (!strcmp(key, "fail_after")) {
     settings->invocations_left = atol(value);
   } else if (!strcmp(key, "crash")) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,3 +130,30 @@ def test_requests_are_answered_before_while_and_after_one_gets_ready(
         ask(agent, expected, iter(range(20)))
         answer = agent.infer(NAME, requests(1))
         assert (answer.accelerator, answer.edge_state) == ("software", "ready")
+
+
+def test_an_answer_says_where_it_ran_where_a_delegate_refuses_its_rows(
+    folder: Path, state_dir: Path, software_delegate: Path, expected: Array
+) -> None:
+    golden_rows = 100
+    edge = Loader(NAME, _side(folder, software_delegate, most_rows=golden_rows), state_dir=state_dir).load()
+    with AgentCore([ServedModel(NAME, edge)], None, Policy()) as agent:
+        for rows, accelerator, state in ((golden_rows, "software", "ready"), (REQUESTS, "cpu", "fallback")) * 2:
+            answer = agent.infer(NAME, requests(rows))
+            np.testing.assert_allclose(answer.outputs["scores"], expected[:rows], rtol=1e-3, atol=1e-3)
+            assert (answer.accelerator, answer.edge_state) == (accelerator, state)
+        (health,) = agent.health()
+        document = json.loads(json.dumps(agent.health_document()))
+    assert (health.state, health.accelerator) == ("fallback", "software")
+    assert document["models"][NAME]["reason"].startswith(f"software refuses 'x' [{REQUESTS}, 64], which the CPU runs: ")
+
+
+def test_one_that_refuses_the_golden_vectors_is_not_used(
+    folder: Path, state_dir: Path, software_delegate: Path, expected: Array
+) -> None:
+    edge = Loader(NAME, _side(folder, software_delegate, most_rows=8), state_dir=state_dir).load()
+    with AgentCore([ServedModel(NAME, edge)], None, Policy()) as agent:
+        ask(agent, expected, iter(range(3)))
+        (health,) = agent.health()
+    assert (health.state, health.accelerator) == ("fallback", "")
+    assert "its answers could not be checked: write `batch: 1`" in health.reason

@@ -169,3 +169,15 @@ def test_a_device_that_is_gone_when_it_is_opened_again_costs_no_answer(
     assert_works(runtime)
     assert runtime.placement.nodes_on_accelerator == 0
     assert "no such device" in runtime.placement.reason
+
+
+@pytest.mark.parametrize("static_only", [0, 1])
+def test_shapes_that_a_delegate_refuses_run_on_the_cpu_and_all_others_stay(
+    load: Loader, model: Path, static_only: int
+) -> None:
+    runtime = load(model, "prefer", claim="all", most_rows=4, static_only=static_only)
+    for count in (2, 8, 4, 8, 1, 5):
+        assert_works(runtime, count)
+        assert runtime.placement.nodes_on_accelerator == 2
+    assert runtime.placement.refused == {((8, 3), (8, 3)), ((5, 3), (5, 3))}
+    assert runtime.placement.reason.startswith("software refuses 'a' [5, 3], 'b' [5, 3], which the CPU runs: ")

@@ -14,7 +14,7 @@ from upwell.edge.runtimes.fake import FakeRuntime
 from upwell.edge.runtimes.fallback_runtime import FallbackRuntime
 from upwell.edge.runtimes.placement import AcceleratorFailed, AcceleratorNotUsable, from_nodes, judge
 from upwell.edge.runtimes.runtime_options import AcceleratorOptions
-from upwell.shared.errors import ConfigError, ModelFailed
+from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed
 from upwell.shared.tensors import Array, TensorSpec
 
 MUST = AcceleratorOptions(provider="npu", require="must")
@@ -80,6 +80,46 @@ def test_a_model_file_that_has_gone_says_so() -> None:
     runtime = FallbackRuntime(Path("m.onnx"), Unplugged(), gone)
     with pytest.raises(ModelFailed, match=r"reopened after a failure: .*no such file; expected a model"):
         runtime.run({})
+
+
+class Small(FakeRuntime):
+    """An accelerator with room for four rows."""
+
+    def __init__(self, spec: TensorSpec) -> None:
+        super().__init__(lambda inputs: inputs, [spec], [spec], placement=Placement("npu", 1, 1))
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        if len(inputs.get("x", ())) > 4:
+            raise AcceleratorFailed("out of memory", is_of_shapes=None)
+        return super().run(inputs)
+
+
+def test_only_the_shapes_that_an_accelerator_refuses_run_on_the_cpu(caplog: pytest.LogCaptureFixture) -> None:
+    x = TensorSpec("x", "FP32", (-1,))
+    small, on_cpu = Small(x), FakeRuntime(lambda inputs: inputs, [x], [x])
+    runtime = FallbackRuntime(Path("m.onnx"), small, lambda: on_cpu)
+    for rows, runs in ((3, 0), (5, 1), (5, 2), (4, 2), (6, 3), (1, 3)):
+        assert len(runtime.run({"x": np.ones(rows, np.float32)})["x"]) == rows
+        assert on_cpu.runs == runs
+    assert runtime.placement.nodes_on_accelerator == 1
+    assert runtime.placement.refused == {((5,),), ((6,),)}
+    said = [f"m.onnx: npu refuses 'x' [{rows}], which the CPU runs: out of memory" for rows in (5, 6)]
+    assert caplog.messages == said
+    with pytest.raises(InvalidRequest):
+        runtime.run({"y": np.ones(5, np.float32)})
+    runtime.close()
+    with pytest.raises(ModelFailed):
+        runtime.run({"x": np.ones(5, np.float32)})
+
+
+def test_an_accelerator_that_refuses_ever_more_shapes_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("upwell.edge.runtimes.fallback_runtime._MOST_REFUSED", 2)
+    x = TensorSpec("x", "FP32", (-1,))
+    runtime = FallbackRuntime(Path("m.onnx"), Small(x), lambda: FakeRuntime(lambda inputs: inputs, [x], [x]))
+    for rows, nodes in ((5, 1), (6, 1), (7, 0), (1, 0)):
+        assert len(runtime.run({"x": np.ones(rows, np.float32)})["x"]) == rows
+        assert runtime.placement.nodes_on_accelerator == nodes
+    assert not runtime.placement.refused
 
 
 class Unplugged(FakeRuntime):

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 State = Literal["ready", "compiling", "fallback"]
 """`ready`: it runs where it should; `compiling`: it runs on the CPU until the accelerator is ready; `fallback`: a
-configured accelerator is not used, or was lost while running."""
+configured accelerator is not used, was lost while running, or refuses inputs of some shapes."""
 
 CheckedBy = Literal["golden vectors", "the CPU's answers", "nothing"]
 
@@ -108,7 +108,10 @@ class NotFinite(ModelFailed):
 
 @value_class
 class EdgeRun:
-    """Outputs by logical name, the times of pre-processing, model and post-processing, and what ran it."""
+    """Outputs by logical name, the times of pre-processing, model and post-processing, and what ran it.
+
+    `was_refused` says that the accelerator refused the shapes of its inputs, so that the CPU ran it.
+    """
 
     outputs: Mapping[str, Array]
     duration_s: float
@@ -117,6 +120,7 @@ class EdgeRun:
     """The tail's inputs, for a head with an early exit."""
     candidates: CandidatesByOutput | None = None
     """The detection candidates of each row, by output."""
+    was_refused: bool = False
 
 
 class VersionComparison(Comparison[EdgeRun], Protocol):
@@ -237,6 +241,7 @@ class EdgeModel:
         candidates: CandidatesByOutput | None = None
         if processor.identity:  # no pre-processing, and the inputs were already checked
             rows = next(iter(inputs.values())).shape[0] if self.signature.has_rows else 1
+            tensors = inputs
             if processor.chunk in (0, rows):
                 outputs = self.runtime.run(inputs)
             else:
@@ -245,13 +250,22 @@ class EdgeModel:
             prepared = processor.pre(inputs)
             if note_prepared is not None:
                 note_prepared(time.monotonic() - started_s)
+            tensors = prepared.tensors
             made = processor.run_rows(self.runtime.run, prepared)
             outputs, candidates = processor.post_with_candidates(made, prepared)
+        was_refused = bool(self.runtime.placement.refused) and self._was_refused(tensors)
         if not self.exits:
-            return EdgeRun(outputs, time.monotonic() - started_s, self.digest, None, candidates)
+            return EdgeRun(outputs, time.monotonic() - started_s, self.digest, None, candidates, was_refused)
         exits = {spec.name: outputs[spec.name] for spec in self.exits}
         answer = {output.name: outputs[output.name] for output in self.signature.outputs}
-        return EdgeRun(answer, time.monotonic() - started_s, self.digest, exits, candidates)
+        return EdgeRun(answer, time.monotonic() - started_s, self.digest, exits, candidates, was_refused)
+
+    def _was_refused(self, tensors: Mapping[str, Array]) -> bool:
+        """Whether the accelerator refuses inputs of the shapes that these tensors of the model were run in."""
+        chunk = self.processor.chunk
+        shapes = [tensors[spec.name].shape for spec in self.runtime.inputs]
+        run_in = tuple([(chunk, *shape[1:]) if chunk else shape for shape in shapes])
+        return run_in in self.runtime.placement.refused
 
     @property
     def exit_row_bytes(self) -> int:
@@ -277,13 +291,14 @@ class EdgeModel:
         """The load report's state; `fallback` also if an accelerator was lost since loading."""
         return "fallback" if self.report.state == "ready" and self.runtime.placement.reason else self.report.state
 
-    def facts(self, digest: str = "") -> tuple[str, str, str]:
+    def facts(self, digest: str = "", *, was_refused: bool = False) -> tuple[str, str, str]:
         """The `edge_digest`, `accelerator` and `edge_state` of an answer; `digest` names the version that ran if it was
-        another."""
-        placement = self.runtime.placement
-        state: State = self.report.state
-        accelerator = (placement.nodes_on_accelerator and placement.accelerator) or "cpu"
-        return digest or self.digest, accelerator, "fallback" if state == "ready" and placement.reason else state
+        another, `was_refused` is its run's."""
+        placement, state = self.runtime.placement, self.report.state
+        is_used = placement.nodes_on_accelerator > 0 and not was_refused
+        if state == "ready" and placement.reason and not is_used:
+            state = "fallback"
+        return digest or self.digest, placement.accelerator if is_used else "cpu", state
 
     def check_cloud(self, outputs: Mapping[str, Array], rows: int) -> None:
         """Raise `ModelFailed` (`NotFinite`) unless the cloud's outputs match the signature for `rows` rows.
@@ -362,6 +377,8 @@ class HeadOutput:
     made: Mapping[str, Array]
     whole: FullModel | None = None
     prepared: Prepared | None = None
+    was_refused: bool = False
+    """See `EdgeRun`."""
 
     def joined(self, outputs: Mapping[str, Array]) -> Mapping[str, Array]:
         """The outputs of the whole from those of the tail. Raises `ModelFailed` if the tail's are wrong."""
@@ -398,10 +415,11 @@ class Head:
         tensors = {tensor.name: run.outputs[tensor.name] for tensor in self.cut.tensors}
         made = {name: run.outputs[name] for name in self.cut.outputs}
         if not (self.cut.raw_inputs or self.cut.needs_post):
-            return HeadOutput(tensors, run.duration_s, made)
+            return HeadOutput(tensors, run.duration_s, made, was_refused=run.was_refused)
         prepared = self.edge.processor.pre(own) if self.whole is None else self.whole.processor.pre(inputs)
         tensors.update({name: prepared.tensors[name] for name in self.cut.raw_inputs})
-        return HeadOutput(tensors, run.duration_s, made, self.whole if self.cut.needs_post else None, prepared)
+        whole = self.whole if self.cut.needs_post else None
+        return HeadOutput(tensors, run.duration_s, made, whole, prepared, run.was_refused)
 
 
 @value_class

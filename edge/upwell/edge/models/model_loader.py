@@ -334,8 +334,11 @@ class Loader:
                 cpu.close()
             wrong = "" if verdict.passed else f"its answers differ from the CPU's: {verdict.text}"
         if candidate.accelerator is not None:
-            if not runtime.placement.nodes_on_accelerator:
-                raise _Left(runtime.placement.reason)
+            placement = runtime.placement
+            if placement.refused:  # the CPU answered, so nothing is known of the accelerator's answers
+                raise _Left(f"{placement.reason}; its answers could not be checked: write `batch: 1`")
+            if not placement.nodes_on_accelerator:
+                raise _Left(placement.reason)
         else:
             wrong = self._with_saturation(candidate, wrong)
         if wrong:

@@ -115,6 +115,7 @@ def document(
 def _described(health: ModelHealth) -> dict[str, Any]:
     described = asdict(health)
     described["accelerator"] = health.accelerator or "cpu"
+    del described["placement"]["refused"]  # `reason` names the latest
     left = health.placement.left_on_cpu
     described["placement"]["left_on_cpu"] = [*left[:_NAMED_NODES], *(["…"] if len(left) > _NAMED_NODES else [])]
     return described

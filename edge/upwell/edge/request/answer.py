@@ -134,7 +134,9 @@ def build_answer(done: RequestRecord, flow: RequestFlow, agent: str) -> Answer:
             cloud_compute_s=slowest.compute_s if slowest else None,
         )
     route = routes[0] if routes.count(routes[0]) == len(routes) else Route.MIXED
-    facts = NO_FACTS if device is None else device.facts(done.edge_digest if device is edge else "")
+    facts = NO_FACTS
+    if device is not None:
+        facts = device.facts(done.edge_digest if device is edge else "", was_refused=done.was_refused)
     edge_digest, accelerator, edge_state = facts
     cloud_digest, cut = replies[0][1].digest if replies else "", head.cut.name if head is not None else ""
     labels, hardness = edge.signature.labels if edge else {}, _hardness(done) if done.hardness else ()

@@ -295,7 +295,7 @@ class RequestRecord:
     `first` is the decision before the device ran, `second` the one after it, None if there was none. `inputs` are the
     caller's, `sent_inputs` those for the cloud: as model.yaml sends them, or what an exit gave for the tail; `resizes`
     shrink their pictures before they go. `hardness` is by row, for the rows that the device scored; `edge_digest` names
-    the version that ran on the device.
+    the version that ran on the device; `was_refused` says that its accelerator refused the shape of a run.
     """
 
     model: ServedModel
@@ -311,6 +311,7 @@ class RequestRecord:
     edge_s: float | None
     edge_digest: str = ""
     resizes: Resizes = field(default_factory=lambda: NO_RESIZES)
+    was_refused: bool = False
 
     @property
     def settings(self) -> Settings:

@@ -118,6 +118,7 @@ class RequestDriver:
         self._parts = RowParts(len(signals.row_sizes_bytes))
         self._edge_s: float | None = None
         self._edge_digest = ""
+        self._was_refused = False
         self._run_request = RUN_REQUESTS["normal"]
         self._slot: AbstractContextManager[float] | None = None
         self._halves: Mapping[int, HeadOutput] = _NO_HALVES
@@ -161,6 +162,7 @@ class RequestDriver:
         return RequestRecord(
             self._model, self._id, flow.signals, self._inputs, self._sent_inputs, flow.first, flow.second,
             flow.hardness, self._parts, flow.attempts, self._edge_s, self._edge_digest, self._resizes,
+            self._was_refused,
         )  # fmt: skip
 
     def _note_decision(self, is_second: bool, began_s: float) -> None:
@@ -213,6 +215,7 @@ class RequestDriver:
         if self._context.trace is not None:
             add_run(self._context.trace, EDGE, len(rows), run.duration_s)
         self._edge_s, self._edge_digest = (self._edge_s or 0.0) + run.duration_s, run.digest
+        self._was_refused |= run.was_refused
         self._parts.edge.append((rows, run))
         if run.exits:
             self._sent_inputs = run.exits
@@ -235,6 +238,7 @@ class RequestDriver:
         if self._context.trace is not None:
             add_run(self._context.trace, HEAD, rows, half.duration_s)
         self._edge_s = (self._edge_s or 0.0) + half.duration_s
+        self._was_refused |= half.was_refused
         self._halves = {**self._halves, len(self._flow.attempts): half}
         return half.duration_s if prepared is None else max(0.0, half.duration_s - prepared.duration_s)
 

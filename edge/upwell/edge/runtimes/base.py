@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from upwell.shared.tensors import Array, TensorSpec
 from upwell.shared.value_classes import value_class
+
+Shapes: TypeAlias = "tuple[tuple[int, ...], ...]"
+"""The shapes of the inputs of a run, in the order of the model's inputs."""
 
 
 @value_class
@@ -16,7 +19,7 @@ class Placement:
     `accelerator` is the configured provider or delegate, empty for the CPU. It is reported as used only if
     `nodes_on_accelerator` > 0, and that number comes from the runtime's own node assignment, never from a list of
     loaded providers. `reason` says why a configured accelerator is not used; `left_on_cpu` names the nodes left on the
-    CPU.
+    CPU. `refused` are the shapes of inputs that it refused, so that all nodes ran on the CPU.
     """
 
     accelerator: str = ""
@@ -24,6 +27,7 @@ class Placement:
     nodes_on_accelerator: int = 0
     left_on_cpu: tuple[str, ...] = ()
     reason: str = ""
+    refused: frozenset[Shapes] = frozenset()
 
 
 class Runtime(Protocol):

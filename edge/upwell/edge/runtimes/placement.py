@@ -18,7 +18,14 @@ class AcceleratorNotUsable(Exception):
 
 
 class AcceleratorFailed(ModelFailed):
-    """A run on the accelerator failed, because of it or of the request; the text is the runtime's own."""
+    """A run on the accelerator failed, because of it or of the request; the text is the runtime's own.
+
+    `is_of_shapes` says whether the shapes of the inputs are why; None if nobody knows.
+    """
+
+    def __init__(self, text: str, *, is_of_shapes: bool | None = False) -> None:
+        super().__init__(text)
+        self.is_of_shapes = is_of_shapes
 
 
 def judge(wanted: AcceleratorOptions, placement: Placement) -> None:

@@ -161,10 +161,10 @@ def _accelerator(options: TierOptions) -> AcceleratorOptions | None:
 
 
 def _evidence(placement: Placement) -> str:
-    """For example `53 of 55 nodes`; the reason if the accelerator is no longer used; empty on the CPU."""
+    """For example `53 of 55 nodes`; why the accelerator is not used, or not for all inputs; empty on the CPU."""
     if not placement.accelerator:
         return ""
-    if placement.reason and not placement.nodes_on_accelerator:
+    if placement.reason:
         return f"nothing: {placement.reason}"
     return f"{placement.nodes_on_accelerator} of {placement.nodes} nodes"
 

@@ -93,7 +93,7 @@ class OnnxRuntime:
         if misfit:
             return InvalidRequest(misfit)
         if self.placement.nodes_on_accelerator:
-            return AcceleratorFailed(plain_text(error))
+            return AcceleratorFailed(plain_text(error), is_of_shapes=None)
         text = f"{self._path.name}: {plain_text(error)}"
         # Kernels report wrong values, such as an index out of bounds, as invalid arguments too.
         return InvalidRequest(text) if type(error).__name__ == "InvalidArgument" else ModelFailed(text)

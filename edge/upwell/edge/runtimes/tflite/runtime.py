@@ -147,7 +147,7 @@ class TfliteRuntime:
 
     def _explained(self, error: Exception, inputs: Mapping[str, Array]) -> InvalidRequest | ModelFailed:
         if self.placement.nodes_on_accelerator:
-            return AcceleratorFailed(one_line(error))
+            return AcceleratorFailed(one_line(error), is_of_shapes=isinstance(error, ShapesRefused))
         if isinstance(error, ShapesRefused):
             shapes = ", ".join(f"{name!r} {list(array.shape)}" for name, array in inputs.items())
             return InvalidRequest(f"the model does not accept these shapes together: {shapes} ({one_line(error)})")
