@@ -28,15 +28,24 @@ from upwell.edge.case_collection import case_collector, case_database
 from upwell.edge.case_collection.case_database import FILE_NAME, CaseStore
 from upwell.edge.case_collection.case_file_encryption import pack
 from upwell.edge.case_collection.collected_case import CollectedCase
+from upwell.edge.models.edge_model import EdgeModel, ModelSource, ServedModel
 from upwell.edge.observe.flight_recorder import FRAMES_NAME
 from upwell.edge.observe.request_trace import MOST_TAGS
+from upwell.edge.runtimes.fake import FakeRuntime
+from upwell.edge.server.agent_core import AgentCore, AgentParts
+from upwell.edge.server.state_dir import StateDir
 from upwell.edge.spool.open_database import open_database, opened
 from upwell.edge.spool.spool import FILE_NAME as SPOOL_NAME
 from upwell.pipelines.run.late_answers import AMENDMENTS_NAME, _open
 from upwell.pipelines.sinks.base import REQUESTS_TAG
 from upwell.pipelines.sinks.outbox_store import OUTBOX_NAME, SCHEMA
+from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.opamp import CASE_SUFFIX
-from upwell.shared.routing.policy.settings import CollectSettings
+from upwell.shared.routing.policy.policy import Policy
+from upwell.shared.routing.policy.settings import CollectSettings, HardSettings
+from upwell.shared.signature.model_yaml import ModelDescription
+from upwell.shared.signature.processor import Processor
+from upwell.shared.tensors import TensorSpec
 from upwell.tools.cases import case_source
 from upwell.tools.cases.case_source import CaseDatabase, CaseFolder, CaseLost, CaseSource
 from upwell.tools.cli import build_app
@@ -316,6 +325,34 @@ def test_rows_of_a_class_near_the_threshold_or_first_of_a_track_are_kept_as_such
         cases = kept(it, len(wanted))
     assert [case.pictures() for case in cases] == [{"image": picture(index)} for index in wanted]
     assert {case.facts.why for case in cases} == {(kind,)}
+
+
+DETECTOR = """
+version: 1
+signature:
+  inputs: {raw: {kind: tensor, dtype: FP32, shape: [-1, 6, 8]}}
+  outputs: {detections: {kind: detections}}
+post: [{boxes: {format: cxcywh, normalized: true, min_score: 0.5}}]
+"""
+
+
+def test_a_row_of_a_detector_is_as_hard_as_it_was_when_decided(tmp_path: Path) -> None:
+    raw = TensorSpec("raw", "FP32", (-1, 6, 8))
+    runtime = FakeRuntime(lambda inputs: inputs, [raw], [raw])
+    processor = Processor(parse_yaml(DETECTOR, ModelDescription), [raw], [raw], "onnx")
+    edge = EdgeModel(runtime, processor, ModelSource("sha256:of-the-model"))
+    policy = parse_yaml("defaults: {hard: {measure: margin, below: 0.9}, collect: {}}", Policy)
+    scenes = np.zeros((2, 6, 8), np.float32)
+    scenes[:, :4, 0] = 0.5, 0.5, 0.2, 0.2
+    scenes[:, 4, 0] = 0.45, 0.95  # the first shows no object, but nearly
+    with AgentCore([ServedModel("boxes", edge)], None, policy, AgentParts(state_dir=StateDir(tmp_path))) as agent:
+        agent.infer("boxes", {"raw": scenes})
+        made = edge.run_now({"raw": scenes})
+        decided, _ = edge.scorer.score(made.outputs, HardSettings("margin"), 2, made.candidates)
+    (facts,) = CaseDatabase(tmp_path / FILE_NAME).facts()
+    assert (facts.row, facts.why) == (0, ("hard",))
+    assert facts.hardness == decided < 0.9
+    assert facts.measures["margin"] < 0.9
 
 
 @pytest.mark.parametrize("is_folder", [False, True])

@@ -89,6 +89,14 @@ def test_an_output_that_the_model_does_not_have_is_refused() -> None:
         assert at.runtime.runs == 0
 
 
+def test_an_output_that_the_cloud_does_not_give_is_refused_too() -> None:
+    with scene(device=False) as at:
+        plane = AgentDataplane(at.agent)
+        assert list(plane.infer(request(outputs=("fp64",)), Call()).outputs) == ["fp64"]
+        with pytest.raises(InvalidRequest, match="model 'model' has no output 'x'; available: fp32, fp64"):
+            plane.infer(request(outputs=("fp32", "x")), Call())
+
+
 @pytest.mark.parametrize("version", ["2", "0", "latest", " 1"])
 def test_an_agent_serves_version_1_alone(version: str) -> None:
     with scene() as at:

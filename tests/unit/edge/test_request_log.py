@@ -12,10 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.edge.agents import MODEL, SURE, edge_model, policy, rows_of
+from upwell.edge.models.edge_model import ServedModel
+from upwell.edge.models.trial_and_rollback import Trial
 from upwell.edge.observe import request_log
+from upwell.edge.observe.outcome_recorder import LOG_NAME
 from upwell.edge.observe.request_log import QUEUE_LINES, RequestLog, encode_line
 from upwell.edge.runtimes.base import Placement, runtime_name
 from upwell.edge.runtimes.fake import FakeRuntime
+from upwell.edge.server.agent_core import AgentCore, AgentParts
+from upwell.edge.server.state_dir import StateDir
 from upwell.shared.files import open_log
 from upwell.shared.routing.request_log_line import LONGEST_LINE_BYTES, LogLine
 
@@ -233,3 +239,14 @@ def test_scores_of_more_classes_than_a_reader_takes_are_left_out() -> None:
     text = encode_line(long)
     assert len(text) < LONGEST_LINE_BYTES
     assert LogLine.model_validate_json(text) == long.model_copy(update={"logits": None})
+
+
+def test_a_line_names_the_version_that_answered(tmp_path: Path) -> None:
+    edge, former = edge_model(failure="broken"), edge_model()
+    former.digest = "sha256:of-the-former-model"
+    edge.trial = Trial(former.run_now, lambda _: None, lambda: None)
+    rules, parts = policy("defaults: {record: {keep: 1MiB}}"), AgentParts(state_dir=StateDir(tmp_path))
+    with AgentCore([ServedModel(MODEL, edge)], None, rules, parts) as agent:
+        agent.infer(MODEL, rows_of(SURE))
+    (text,) = (tmp_path / LOG_NAME).read_bytes().splitlines()
+    assert LogLine.model_validate_json(text).edge_digest == former.digest

@@ -42,6 +42,7 @@ from upwell.shared.routing.hardness import is_hard
 from upwell.shared.routing.policy.settings import CollectSettings, HardSettings
 from upwell.shared.routing.request_tags import tag_key
 from upwell.shared.signature.picture_headers import in_rgb
+from upwell.shared.signature.processor import CandidatesByOutput
 from upwell.shared.signature.signature import UplinkEncoding
 from upwell.shared.tensors import Array
 
@@ -85,6 +86,7 @@ class _Row:
 
     number: int
     edge: Mapping[str, Array]
+    candidates: CandidatesByOutput
     cloud: Mapping[str, Array]
     cloud_digest: str
     hardness: float
@@ -175,15 +177,19 @@ class CaseCollector:
     def _rows(self, done: RequestRecord) -> Iterator[_Row]:
         """The rows that have an answer."""
         edge, hard = done.model.edge, done.settings.hard
-        threshold = math.nan if hard is None else self._router.threshold(hard)
-        said: dict[int, tuple[Mapping[str, Array], float]] = {}
+        threshold = math.nan if done.second is None else done.second.threshold
+        if hard is not None and math.isnan(threshold):  # no row was scored for a decision
+            threshold = self._router.threshold(hard)
+        said: dict[int, tuple[Mapping[str, Array], CandidatesByOutput, float]] = {}
         for rows, run in done.parts.edge:
             outputs = run.outputs
             measured = (math.nan,) * len(rows)
             if edge is not None and hard is not None and edge.scorer.can(hard):
-                measured = edge.scorer.score(outputs, hard, len(rows))
+                measured = edge.scorer.score(outputs, hard, len(rows), run.candidates)
             for index, row in enumerate(rows):
-                said[row] = (outputs if edge is None else edge.signature.row(outputs, index), measured[index])
+                possible = {name: found[index : index + 1] for name, found in (run.candidates or {}).items()}
+                row_outputs = outputs if edge is None else edge.signature.row(outputs, index)
+                said[row] = (row_outputs, possible, measured[index])
         clouds = {}
         for attempt in done.attempts:
             outcome = attempt.outcome
@@ -194,9 +200,9 @@ class CaseCollector:
         tracks = done.signals.request_facts.tags.get(TRACK, "").split(",")
         for row in done.parts.all:
             if row in said or row in clouds:
-                outputs, hardness = said.get(row, ({}, math.nan))
+                outputs, candidates, hardness = said.get(row, ({}, {}, math.nan))
                 track = tracks[row] if len(tracks) == len(done.parts.all) else ""
-                yield _Row(row, outputs, *clouds.get(row, ({}, "")), hardness, threshold, track)
+                yield _Row(row, outputs, candidates, *clouds.get(row, ({}, "")), hardness, threshold, track)
 
     def _signs(self, done: RequestRecord, row: _Row, later: SentLater, source: str) -> RowSigns:
         edge, hard = done.model.edge, done.settings.hard
@@ -266,7 +272,9 @@ class CaseCollector:
         if row.track:
             tags[TRACK] = row.track
         measures = (
-            edge.scorer.score_all(row.edge, hard or HardSettings(), 1)[0] if edge is not None and row.edge else {}
+            edge.scorer.score_all(row.edge, hard or HardSettings(), 1, row.candidates)[0]
+            if edge is not None and row.edge
+            else {}
         )
         return CaseFacts(
             id=uuid.uuid4().hex,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from upwell.edge.models.edge_model import EdgeModel
+from upwell.edge.models.edge_model import EdgeModel, EdgeRun
 from upwell.edge.request.request import RequestRecord
 from upwell.edge.runtimes.base import runtime_name
 from upwell.edge.uplink.cloud_reply import CloudReply
@@ -27,7 +27,7 @@ def log_lines(done: RequestRecord) -> dict[int, LogLine]:
         measures = edge.scorer.score_all(outputs, hard, len(rows), run.candidates)
         for index, row in enumerate(rows):
             scores = edge.scorer.logged(outputs, hard, index, run.candidates)
-            line = _edge_line(done, edge, row, measures[index]).model_copy(update={**scores})
+            line = _edge_line(done, edge, run, row, measures[index]).model_copy(update={**scores})
             reply = done.replies.get(row)
             if reply is not None and not reply.is_degraded:
                 line = with_cloud(line, reply, edge.signature.row(outputs, index), cloud_row(done, edge, row), judge)
@@ -51,7 +51,7 @@ def with_cloud(
     )
 
 
-def _edge_line(done: RequestRecord, edge: EdgeModel, row: int, measures: Mapping[str, float]) -> LogLine:
+def _edge_line(done: RequestRecord, edge: EdgeModel, run: EdgeRun, row: int, measures: Mapping[str, float]) -> LogLine:
     signals = done.signals
     ran_rows = sum(len(rows) for rows, _ in done.parts.edge)
     return LogLine(
@@ -61,7 +61,7 @@ def _edge_line(done: RequestRecord, edge: EdgeModel, row: int, measures: Mapping
         up_bytes=signals.up_sizes_bytes[row] if signals.up_sizes_bytes else None,
         edge_s=None if done.edge_s is None else done.edge_s / ran_rows,
         hardness=measures,
-        edge_digest=edge.digest,
+        edge_digest=run.digest or edge.digest,
         edge_runtime=runtime_name(edge.runtime),
         deadline_s=_positive(done.first.deadline_s - signals.arrived_s),
         tags=dict(signals.request_facts.tags),

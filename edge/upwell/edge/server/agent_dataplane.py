@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version as package_version
 
@@ -90,12 +90,13 @@ class AgentDataplane(Dataplane):
         answer = self._agent.handle(
             Request(request.model, request.inputs, arrived_s, call.deadline_s, tags, request.id, call.traceparent)
         )
+        outputs = _wanted(request.model, answer.outputs, request.outputs)
         self._count(request.model, answer, time.monotonic() - arrived_s)
         return InferResponse(
             model=request.model,
             version=VERSION,
             id=answer.id,
-            outputs=_wanted(answer.outputs, request.outputs),
+            outputs=outputs,
             parameters=answer.parameters() | label_parameters(request.parameters, answer.labels),
         )
 
@@ -216,8 +217,15 @@ def _check_outputs(model: ServedModel, outputs: tuple[str, ...]) -> None:
     known = [one.name for one in model.edge.signature.outputs]
     for name in outputs:
         if name not in known:
-            raise InvalidRequest(f"model {model.name!r} has no output {name!r}; available: {', '.join(known)}")
+            raise _no_output(model.name, name, known)
 
 
-def _wanted(outputs: Mapping[str, Array], names: tuple[str, ...]) -> Mapping[str, Array]:
-    return {name: outputs[name] for name in names if name in outputs} if names else outputs
+def _wanted(model: str, outputs: Mapping[str, Array], names: tuple[str, ...]) -> Mapping[str, Array]:
+    for name in names:
+        if name not in outputs:  # of a model whose outputs only the cloud knows
+            raise _no_output(model, name, outputs)
+    return {name: outputs[name] for name in names} if names else outputs
+
+
+def _no_output(model: str, name: str, known: Iterable[str]) -> InvalidRequest:
+    return InvalidRequest(f"model {model!r} has no output {name!r}; available: {', '.join(known)}")
