@@ -167,6 +167,24 @@ def test_a_model_that_seems_too_slow_is_timed_again_beside_the_one_before(
     assert former.durations_s == [0.02], "else no late answer of the new one would count in its trial"
 
 
+def test_a_release_without_the_device_side_of_what_must_stay_on_the_device_is_refused() -> None:
+    anything: Any = None
+
+    def keeps(model: str) -> Policy:
+        return policy(f"version: 1\nrules: [{{name: ward, match: {{model: {model}, tags: {{a: b}}}}, egress: deny}}]")
+
+    with AgentCore([ServedModel(MODEL, edge_model(), "large")], None, Policy()) as agent:
+        switching = ReleaseSwitching(agent, ModelSwitching(agent, lambda *_: None), anything, anything)
+        switching._check(MODEL, None, Policy())
+        switching._check(MODEL, None, keeps("another"))
+        with pytest.raises(BundleRefused, match=f"no bundle of '{MODEL}'.*requests that 'ward' keeps on the device"):
+            switching._check(MODEL, None, keeps(MODEL))
+    with AgentCore([ServedModel(MODEL, edge_model())], None, Policy()) as agent:
+        switching = ReleaseSwitching(agent, ModelSwitching(agent, lambda *_: None), anything, anything)
+        with pytest.raises(BundleRefused, match=r"agent\.yaml names none$"):
+            switching._check(MODEL, None, Policy())
+
+
 class Slow:
     """An agent that takes its time to serve `held` again."""
 

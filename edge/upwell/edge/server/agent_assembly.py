@@ -401,7 +401,7 @@ def _warn_of_unknown_models(policy: Policy, config: AgentConfig) -> None:
     """Log models that the policy names but this agent lacks: a policy may be shared, but the name may be a typo."""
     named = set(policy.models)
     for rule in policy.rules:
-        named.update([rule.match.model] if isinstance(rule.match.model, str) else rule.match.model or [])
+        named.update(rule.match.models or ())
     for name in sorted(named - set(config.models)):
         _log.warning("%s names model %r, which this agent does not serve", config.policy, name)
 

@@ -94,7 +94,7 @@ def _unknown_models(parts: ReleaseParts) -> Iterator[str]:
         return
     named = set(policy.models)
     for rule in policy.rules:
-        named.update([rule.match.model] if isinstance(rule.match.model, str) else rule.match.model or [])
+        named.update(rule.match.models or ())
     known = {*parts.bundles, *parts.others}
     for name in sorted(named - known):
         there = ", ".join(sorted(known)) or "none"

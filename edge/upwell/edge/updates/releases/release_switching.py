@@ -210,12 +210,22 @@ class ReleaseSwitching:
         return served is not None and served.manifest is not None and served.manifest == bundle.manifest
 
     def _check(self, name: str, new: EdgeModel | None, policy: Policy) -> None:
-        """Raise `BundleRefused` for a model that no side would answer, or that is too slow."""
+        """Raise `BundleRefused` for a model that no side would answer, if only for requests that must not leave the
+        device, or that is too slow."""
         if new is not None:
             self._check_speed(name, new, policy)
-        elif self._switching.current(name) is not None and not self._agent.models[name].cloud_model:
-            problem = f"the release has no bundle of {name!r}, and agent.yaml names none"
+            return
+        if self._switching.current(name) is None:
+            return  # the device never had a side of it
+        problem = f"the release has no bundle of {name!r}, and agent.yaml names none"
+        if not self._agent.models[name].cloud_model:
             raise BundleRefused(Refusal.OTHER_MODEL, None, problem)
+        denying = [
+            rule.name for rule in policy.rules if rule.egress == "deny" and name in (rule.match.models or {name})
+        ]
+        if denying:
+            stay = f"requests that {', '.join(map(repr, denying))} keeps on the device (egress: deny)"
+            raise BundleRefused(Refusal.OTHER_MODEL, None, f"{problem}; nobody would answer {stay}")
 
     def _check_speed(self, name: str, new: EdgeModel, policy: Policy) -> None:
         former = self._switching.current(name)

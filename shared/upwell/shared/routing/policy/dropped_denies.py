@@ -42,7 +42,7 @@ class _Case:
 
 
 def _cases(rule: Rule) -> Iterator[_Case]:
-    tags, models = _sets(rule.match.tags), _models(rule)
+    tags, models = _sets(rule.match.tags), rule.match.models
     if math.prod(map(len, tags.values())) * len(models or [0]) > MOST_CASES:
         yield _Case(rule, tags, models)
         return
@@ -55,7 +55,7 @@ def _cases(rule: Rule) -> Iterator[_Case]:
 def _covers(new: Rule, case: _Case, same_zone: bool) -> bool:
     """Whether `new` matches every request of the case."""
     old = case.rule
-    models, tags = _models(new), _sets(new.match.tags)
+    models, tags = new.match.models, _sets(new.match.tags)
     if models is not None and (case.models is None or not case.models <= models):
         return False
     if any(name not in case.tags or not case.tags[name] <= values for name, values in tags.items()):
@@ -79,8 +79,3 @@ def _unless_covers(new: _Values, case: _Case) -> bool:
 
 def _sets(tags: Mapping[str, str | list[str]]) -> _Values:
     return {name: frozenset([values] if isinstance(values, str) else values) for name, values in tags.items()}
-
-
-def _models(rule: Rule) -> frozenset[str] | None:
-    model = rule.match.model
-    return None if model is None else frozenset([model] if isinstance(model, str) else model)

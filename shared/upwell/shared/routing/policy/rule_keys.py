@@ -41,6 +41,11 @@ class Match(Section):
     ] = Field(None, description='Time of day in `timezone`, such as "22:00-06:00", its end excluded.')
     size: Annotated[Size | None, Written] = Field(None, description="A row has more bytes than this.")
 
+    @property
+    def models(self) -> frozenset[str] | None:
+        """The models that it names; None for any."""
+        return None if self.model is None else frozenset([self.model] if isinstance(self.model, str) else self.model)
+
 
 def _checked_condition(text: object) -> str:
     if not isinstance(text, str):
