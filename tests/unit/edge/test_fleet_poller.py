@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from upwell.edge.fleet import device_identity
 from upwell.edge.fleet.device_facts import AgentView, DemandView, ReleaseCounts
 from upwell.edge.fleet.device_identity import FleetIdentity
 from upwell.edge.fleet.fleet_config import FleetSection
@@ -24,6 +25,7 @@ from upwell.fleet.enrolment.certificate_authority import open_authority, read_re
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.oip.http.client.exchange import Received
 from upwell.shared.opamp import Wish, digest_of
+from upwell.shared.platform.system_clock import uptime_s
 
 
 @pytest.mark.parametrize("draw", [0.0, 0.5, 0.999])
@@ -83,6 +85,19 @@ def test_a_device_whose_clock_is_years_ahead_does_not_renew_its_certificate_with
     with contextlib.nullcontext() if is_stored else pytest.raises(OSError, match="director"):
         again.take(issued.pem)
     assert not again.wants_certificate(years_ahead)
+
+
+def test_a_device_that_sleeps_most_of_the_time_renews_its_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = AuthoritySection.model_validate({"cert": tmp_path / "ca.pem", "key": tmp_path / "ca.key"})
+    now, found, day_s = time.time(), FleetIdentity(tmp_path / "fleet"), 86400.0
+    assert uptime_s() >= time.monotonic() - 1.0
+    monkeypatch.setattr(device_identity, "uptime_s", lambda: 1000.0)
+    found.take(open_authority(files, now).sign_device(read_request(found.request()), "d", now, 90 * day_s).pem)
+    assert not found.wants_certificate(now + 61 * day_s)
+    monkeypatch.setattr(device_identity, "uptime_s", lambda: 1000.0 + 61 * day_s)
+    assert found.wants_certificate(now + 61 * day_s)
 
 
 def test_a_refused_token_says_nothing_about_the_certificate(tmp_path: Path) -> None:

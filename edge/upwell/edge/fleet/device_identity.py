@@ -18,6 +18,7 @@ from cryptography.x509.oid import NameOID
 
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import read_file, write_whole
+from upwell.shared.platform.system_clock import uptime_s
 
 FOLDER_NAME = "fleet"
 """The folder in the agent's `state_dir`."""
@@ -26,8 +27,8 @@ _RENEW_AT = 2 / 3
 """The share of a certificate's lifetime after which a new one is requested."""
 
 _ASK_AGAIN_AFTER = 0.1
-"""The least share of its lifetime by the monotonic clock, since the wall clock may be years ahead: a device that asked
-with each poll would soon be refused."""
+"""The least share of its lifetime between two requests, in time since the boot: the wall clock may be years ahead, and
+a device that asked with each poll would soon be refused."""
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class FleetIdentity:
         start, end = (
             one.timestamp() for one in (self._certificate.not_valid_before_utc, self._certificate.not_valid_after_utc)
         )
-        is_new = time.monotonic() - self._taken_s < _ASK_AGAIN_AFTER * (end - start)
+        is_new = uptime_s() - self._taken_s < _ASK_AGAIN_AFTER * (end - start)
         return not is_new and now_unix_s >= start + _RENEW_AT * (end - start)
 
     def has_expired(self, now_unix_s: float) -> bool:
@@ -79,7 +80,7 @@ class FleetIdentity:
         certificate = _certificate(pem)
         if certificate is None or certificate.public_key() != self._key.public_key():
             return "the offered certificate is not for this device's key"
-        self._taken_s = time.monotonic()  # also if it cannot be stored
+        self._taken_s = uptime_s()  # also if it cannot be stored
         write_whole(self.certificate_file, certificate.public_bytes(serialization.Encoding.PEM), 0o600)
         self._certificate = certificate
         return ""

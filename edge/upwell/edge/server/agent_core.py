@@ -112,11 +112,7 @@ class AgentCore(Closing):
         self.router = RouterService(
             policy,
             {model.name: model.model_pair for model in models},
-            {
-                model.name: model.edge.source.calibrations
-                for model in models
-                if model.edge and model.edge.source.calibrations
-            },
+            {one.name: one.edge.source.calibrations for one in models if one.edge and one.edge.source.calibrations},
             () if cloud is None else cloud.interfaces,
         )
         for ran in _warm_up_runs(models):

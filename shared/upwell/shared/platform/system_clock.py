@@ -1,10 +1,11 @@
-"""Whether the system clock has been set, and which boot it belongs to."""
+"""The clocks of the system: whether the wall clock has been set, which boot it is, and the time since then."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import sys
+import time
 from pathlib import Path
 
 _SYNCHRONISED = Path("/run/systemd/timesync/synchronized")
@@ -18,6 +19,11 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return ""
+
+
+def uptime_s() -> float:
+    """Seconds since the boot. On Linux time in suspend counts, as it does not for `time.monotonic`."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic()
 
 
 def is_synchronised() -> bool:

@@ -24,7 +24,9 @@ from upwell.shared.errors import UpwellError
 from upwell.shared.routing.policy.policy import Policy
 
 GONE_BACK = "the previous release was chosen"
-"""The reason for not installing a release again after going back from it, unless it is chosen again."""
+"""The reason for not installing a release again after going back from it, unless it is chosen again. It stands in
+state.json and is compared there, so it must not be reworded.
+"""
 
 _log = logging.getLogger(__name__)
 
