@@ -26,7 +26,8 @@ from upwell.shared.errors import Refused, Unavailable
 from upwell.shared.oip.auth.request_quotas import limited
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import Call, Flag, InferRequest
-from upwell.shared.oip.error_statuses import Status, trailers
+from upwell.shared.oip.error_statuses import Status
+from upwell.shared.oip.retry_after import trailers
 from upwell.shared.oip.grpc.server.model_stream import METHOD as STREAM_METHOD
 from upwell.shared.oip.grpc.server.servicer import (
     METHODS,

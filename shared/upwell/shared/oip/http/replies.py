@@ -11,7 +11,8 @@ from http import HTTPStatus
 import grpc
 
 from upwell.shared.errors import UpwellError
-from upwell.shared.oip.error_statuses import milliseconds, status_of
+from upwell.shared.oip.error_statuses import status_of
+from upwell.shared.oip.retry_after import milliseconds
 
 STATUS_HEADER = "Upwell-Status"
 """The header with gRPC's name of an error's status, since HTTP has fewer statuses."""

@@ -22,7 +22,8 @@ from upwell.shared.oip.class_labels import infer_classified
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.codec.converters import parse_infer_request
 from upwell.shared.oip.dataplane import Call, Dataplane, Flag, InferRequest, InferResponse
-from upwell.shared.oip.error_statuses import INTERNAL, Status, note_error_answer, status_of, trailers
+from upwell.shared.oip.error_statuses import INTERNAL, Status, note_error_answer, status_of
+from upwell.shared.oip.retry_after import trailers
 from upwell.shared.telemetry.log_context import note_request, request_id
 
 TIMEOUT = "timeout"

@@ -23,7 +23,7 @@ from upwell.shared.config.security import ClientSecurity, TlsFiles, check_endpoi
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.auth.client_token import watch_token
 from upwell.shared.oip.auth.tls_credentials import watch_client_context
-from upwell.shared.oip.error_statuses import told_by_headers
+from upwell.shared.oip.retry_after import told_by_headers
 from upwell.shared.oip.grpc.client.client import KINDS, RemoteError, RemoteErrorKind
 from upwell.shared.oip.http.body_converters import error_text
 from upwell.shared.oip.http.client.connection import HttpConnection

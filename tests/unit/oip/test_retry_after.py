@@ -8,14 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upwell.shared.errors import InvalidRequest, Refused
-from upwell.shared.oip.error_statuses import (
-    Status,
-    retry_after_s,
-    status_of,
-    told_by_headers,
-    told_by_trailers,
-    trailers,
-)
+from upwell.shared.oip.error_statuses import Status, status_of
+from upwell.shared.oip.retry_after import retry_after_s, told_by_headers, told_by_trailers, trailers
 
 
 def refused(after_s: float | None) -> Status:
