@@ -27,7 +27,7 @@ from tests.integration.oip_http.harness import (
     read_answer,
     status_of,
 )
-from upwell.shared.oip.auth.caller import Limits
+from upwell.shared.oip.auth.limit_keys import Limits
 from upwell.shared.oip.auth.request_quotas import limited
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
 from upwell.shared.oip.fake_dataplane import FakeDataplane

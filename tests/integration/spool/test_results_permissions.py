@@ -22,7 +22,7 @@ from tests.integration.spool.harness import ALLOWED, Scene, case, scene, until
 from upwell.edge.server.result_stream import MAX_PER_CLIENT, MAX_STREAMS, add_agent_service
 from upwell.rpc.agent.v1 import agent_pb2, agent_pb2_grpc
 from upwell.shared.config.security import ServerSecurity
-from upwell.shared.oip.auth.caller import Limits
+from upwell.shared.oip.auth.limit_keys import Limits
 from upwell.shared.oip.auth.request_quotas import limited
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.fake_dataplane import EXAMPLE, FakeDataplane

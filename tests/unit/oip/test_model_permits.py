@@ -15,13 +15,13 @@ from upwell.shared.oip.auth.caller import (
     ANONYMOUS,
     Caller,
     Grant,
-    Limits,
     Permits,
     calling,
     check_may_control,
     current_caller,
     may_use,
 )
+from upwell.shared.oip.auth.limit_keys import Limits
 from upwell.shared.oip.dataplane import Call, InferRequest
 from upwell.shared.oip.fake_dataplane import EXAMPLE, FakeDataplane
 

@@ -12,7 +12,8 @@ import pytest
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError, DeadlineExceeded, Refused
 from upwell.shared.oip.auth import request_quotas
-from upwell.shared.oip.auth.caller import UNLIMITED, Caller, Grant, Limits, calling, client_key
+from upwell.shared.oip.auth.caller import Caller, Grant, calling, client_key
+from upwell.shared.oip.auth.limit_keys import UNLIMITED, Limits
 from upwell.shared.oip.auth.request_quotas import ClientQuota, Quotas, limited, size_bytes
 from upwell.shared.oip.dataplane import Call, InferRequest
 from upwell.shared.oip.fake_dataplane import EXAMPLE, FakeDataplane

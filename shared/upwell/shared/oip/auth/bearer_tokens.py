@@ -16,7 +16,8 @@ from pydantic import Field, StringConstraints, field_validator
 from upwell.shared.config.security import ServerSecurity
 from upwell.shared.config.yaml import FilePart, load_yaml
 from upwell.shared.errors import ConfigError, Unauthenticated
-from upwell.shared.oip.auth.caller import ANONYMOUS, UNLIMITED, Caller, Grant, Limits, certificate_name, set_caller
+from upwell.shared.oip.auth.caller import ANONYMOUS, Caller, Grant, certificate_name, set_caller
+from upwell.shared.oip.auth.limit_keys import UNLIMITED, Limits
 from upwell.shared.oip.error_statuses import STATUSES, note_error_answer
 from upwell.shared.platform.watched_files import WatchedFiles
 

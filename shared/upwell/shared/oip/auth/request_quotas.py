@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from upwell.shared.errors import Refused
-from upwell.shared.oip.auth.caller import UNLIMITED, Grant, Limits, client_key, current_caller
+from upwell.shared.oip.auth.caller import Grant, client_key, current_caller
+from upwell.shared.oip.auth.limit_keys import UNLIMITED, Limits
 from upwell.shared.oip.dataplane import Call, Dataplane, DataplaneLayer, InferRequest, InferResponse
 from upwell.shared.routing.estimators.token_bucket import TokenBucket
 from upwell.shared.tensors import Array
