@@ -12,7 +12,8 @@ from PIL import Image
 
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.signature.model_yaml import ModelDescription
-from upwell.shared.signature.picture_headers import AT_ONCE, BUDGET, PixelBudget, encoded_pixels, header_pixels
+from upwell.shared.signature.picture_headers import encoded_pixels, header_pixels
+from upwell.shared.signature.pixel_budget import AT_ONCE, BUDGET, PixelBudget
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import TensorSpec
 

@@ -32,7 +32,7 @@ from upwell.shared.errors import (
     UpwellError,
 )
 from upwell.shared.signature.answer_agreement import best_class, found_boxes, label_of
-from upwell.shared.signature.picture_headers import in_rgb
+from upwell.shared.signature.signature import in_rgb
 from upwell.shared.signature.signature import LogicalOutput, Signature
 from upwell.shared.tensors import Array, numpy_dtype
 

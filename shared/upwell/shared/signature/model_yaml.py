@@ -23,7 +23,7 @@ from upwell.shared.config.yaml import ConfinedPath, FilePart, confined_path, loa
 from upwell.shared.config.yaml_tree import dotted
 from upwell.shared.errors import Problem
 from upwell.shared.files import open_plain
-from upwell.shared.signature.picture_headers import DEFAULT_MAX_PIXELS
+from upwell.shared.signature.pixel_budget import DEFAULT_MAX_PIXELS
 from upwell.shared.signature.signature import OutputKind
 from upwell.shared.tensors import numpy_dtype
 from upwell.shared.units import Share

@@ -1,25 +1,17 @@
-"""What is known of pictures before they are decoded: their format and size, and how many pixels are in work."""
+"""What is known of pictures before they are decoded: their format and their size."""
 
 from __future__ import annotations
 
 import re
 import struct
-import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from itertools import islice, takewhile
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.tensors import Array
-
-if TYPE_CHECKING:
-    from upwell.shared.signature.signature import Signature
-
-DEFAULT_MAX_PIXELS = 64_000_000
-"""Maximum total pixels of the pictures of one request."""
 
 _FORMS: Mapping[bytes, Literal["jpeg", "png", "webp"]] = {
     b"\xff\xd8\xff": "jpeg",
@@ -39,12 +31,6 @@ _MAX_SEGMENTS = 1000
 _LEAST_SEGMENT_BYTES = 2048
 """Minimum average size of segments or chunks beyond `_MAX_SEGMENTS` (bytes): each costs Pillow some microseconds, so
 64 MiB of empty ones would take a minute."""
-
-AT_ONCE = 2 * DEFAULT_MAX_PIXELS
-"""Limit on pixels in work at once; a pixel takes up to twelve bytes: decoded, copied and scaled."""
-
-_SMALL = 1 << 18
-"""Requests with fewer pixels never wait, since they take only a few megabytes per thread."""
 
 
 def form_of(data: bytes) -> Literal["jpeg", "png", "webp"] | None:
@@ -70,16 +56,6 @@ def header_pixels(data: bytes) -> int:
     """The number of pixels according to the header; 0 if unknown."""
     width, height = header_size(data)
     return width * height
-
-
-def in_rgb(signature: Signature, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-    """The inputs with pixels in RGB order, whatever order the signature has."""
-    turned = {
-        one.name: np.ascontiguousarray(inputs[one.name][..., ::-1])
-        for one in signature.inputs
-        if one.is_bgr and one.name in inputs and inputs[one.name].dtype == np.uint8 and inputs[one.name].shape[-1] == 3
-    }
-    return {**inputs, **turned} if turned else inputs
 
 
 def max_segments(data: bytes) -> int:
@@ -128,52 +104,6 @@ def webp_size(data: bytes) -> tuple[int, int]:
     if len(body) == 10 and kind == b"VP8 ":
         return int.from_bytes(body[6:8], "little") & 0x3FFF, int.from_bytes(body[8:10], "little") & 0x3FFF
     raise InvalidRequest("the picture is damaged and cannot be decoded: a WebP without a header")
-
-
-_MOST_PASSES = 32
-"""How many that fit may pass the one that has waited longest; without a limit, a large one might wait for ever."""
-
-
-class PixelBudget:
-    """Limits the pixels that are being processed to `at_once`; a larger piece runs alone. Thread-safe."""
-
-    def __init__(self, at_once: int) -> None:
-        self._at_once = at_once
-        self._held = 0
-        self._passed: dict[object, int] = {}  # of each that waits, oldest first: how many have passed it
-        self._change = threading.Condition()
-
-    @contextmanager
-    def holding(self, pixels: int) -> Iterator[None]:
-        """Wait until there is room for that many pixels, and hold it for the block."""
-        if pixels < _SMALL:
-            yield
-            return
-        turn = object()
-        with self._change:
-            self._passed[turn] = 0
-            try:
-                self._change.wait_for(lambda: self._may_begin(turn, pixels))
-                self._passed[next(iter(self._passed))] += 1
-                self._held += pixels
-            finally:
-                del self._passed[turn]
-                self._change.notify_all()  # those that may not pass it
-        try:
-            yield
-        finally:
-            with self._change:
-                self._held -= pixels
-                self._change.notify_all()
-
-    def _may_begin(self, turn: object, pixels: int) -> bool:
-        oldest = next(iter(self._passed))
-        has_room = self._held == 0 or self._held + pixels <= self._at_once
-        return has_room and (oldest is turn or self._passed[oldest] < _MOST_PASSES)
-
-
-BUDGET = PixelBudget(AT_ONCE)
-"""The limit of this process."""
 
 
 def encoded_pixels(inputs: Iterable[Array]) -> int:

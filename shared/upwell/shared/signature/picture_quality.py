@@ -7,7 +7,8 @@ from PIL import Image
 
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.signature.picture_codec import EncodedPicture, recolored
-from upwell.shared.signature.picture_headers import BUDGET, DEFAULT_MAX_PIXELS, header_pixels
+from upwell.shared.signature.picture_headers import header_pixels
+from upwell.shared.signature.pixel_budget import BUDGET, DEFAULT_MAX_PIXELS
 from upwell.shared.tensors import Array
 
 _LONGEST_SIDE = 128

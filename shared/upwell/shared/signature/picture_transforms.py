@@ -15,7 +15,7 @@ from PIL import Image
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.signature.model_yaml import Crop, Decode, Resize
 from upwell.shared.signature.picture_codec import Box, Color, EncodedPicture, decode, recolored
-from upwell.shared.signature.picture_headers import DEFAULT_MAX_PIXELS
+from upwell.shared.signature.pixel_budget import DEFAULT_MAX_PIXELS
 from upwell.shared.signature.step_values import Geometry, Pictures, Value, array_of
 from upwell.shared.tensors import Array
 

@@ -308,3 +308,13 @@ def _merged(name: str, parts: Sequence[tuple[Sequence[int], Mapping[str, Array]]
             )
         merged[np.asarray(indexes, dtype=np.intp)] = array
     return merged
+
+
+def in_rgb(signature: Signature, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+    """The inputs with pixels in RGB order, whatever order the signature has."""
+    turned = {
+        one.name: np.ascontiguousarray(inputs[one.name][..., ::-1])
+        for one in signature.inputs
+        if one.is_bgr and one.name in inputs and inputs[one.name].dtype == np.uint8 and inputs[one.name].shape[-1] == 3
+    }
+    return {**inputs, **turned} if turned else inputs

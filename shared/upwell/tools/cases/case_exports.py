@@ -29,7 +29,7 @@ from upwell.edge.case_collection.collected_case import CaseFacts, CollectedCase
 from upwell.shared.errors import ConfigError, ExtraMissing, InvalidRequest
 from upwell.shared.files import read_json, sync_folder, sync_tree, write_named
 from upwell.shared.signature.picture_codec import decode
-from upwell.shared.signature.picture_headers import DEFAULT_MAX_PIXELS
+from upwell.shared.signature.pixel_budget import DEFAULT_MAX_PIXELS
 from upwell.tools.cases.case_labels import Label, LabelledBox, answer_label
 from upwell.tools.cases.case_source import CaseLost
 

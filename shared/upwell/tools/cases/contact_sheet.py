@@ -14,7 +14,7 @@ from upwell.edge.case_collection.collected_case import CaseSignature, CollectedC
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.signature.answer_agreement import best_class, found_boxes, label_of
 from upwell.shared.signature.picture_codec import decode
-from upwell.shared.signature.picture_headers import DEFAULT_MAX_PIXELS
+from upwell.shared.signature.pixel_budget import DEFAULT_MAX_PIXELS
 from upwell.shared.tensors import Array
 from upwell.shared.units import count_of
 

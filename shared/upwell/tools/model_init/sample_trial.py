@@ -19,7 +19,7 @@ from upwell.shared.files import read_file, write_named
 from upwell.shared.signature.detections import CORNERS, FIELDS, KEYPOINT
 from upwell.shared.signature.model_yaml import load_description
 from upwell.shared.signature.picture_codec import decode
-from upwell.shared.signature.picture_headers import DEFAULT_MAX_PIXELS
+from upwell.shared.signature.pixel_budget import DEFAULT_MAX_PIXELS
 from upwell.shared.signature.postprocess import UNSEEN
 from upwell.shared.signature.processor import Processor
 from upwell.shared.signature.signature import LogicalOutput

@@ -21,7 +21,7 @@ from upwell.pipelines.run import infer_step
 from upwell.pipelines.run.frame_loop import FrameLoop
 from upwell.pipelines.run.infer_step import Inference, InferFrame, InferObjects, InferSettings, crop_of
 from upwell.pipelines.steps.geometry import Zones
-from upwell.shared.signature.picture_headers import in_rgb
+from upwell.shared.signature.signature import in_rgb
 from upwell.shared.signature.signature import LogicalInput, Signature
 from upwell.shared.tensors import TensorSpec
 
