@@ -33,7 +33,8 @@ from upwell.pipelines.events.event_rules import EventRule, EventRules
 from upwell.pipelines.frame import FoundObject, Frame, Scene
 from upwell.pipelines.run.late_answers import LateResults
 from upwell.pipelines.run.pipeline_factory import build_pipelines
-from upwell.pipelines.sinks.base import JsonlSettings, Message
+from upwell.pipelines.sinks.base import Message
+from upwell.pipelines.sinks.sink_settings import JsonlSettings
 from upwell.pipelines.sinks.file_sinks import JsonlFile
 from upwell.pipelines.sinks.outbox import Outbox
 from upwell.pipelines.sinks.outbox_jobs import OutboxLimits

@@ -22,10 +22,10 @@ import pytest
 from tests.integration.pipelines.sinks.brokers import MOSQUITTO, broker, needs_mosquitto, subscriber
 from tests.integration.pipelines.sinks.child import PIPELINES, Orders, event
 from tests.integration.pipelines.sinks.receivers import Receiver, Reply, receiver
-from upwell.pipelines.sinks.base import (
+from upwell.pipelines.sinks.base import Message
+from upwell.pipelines.sinks.sink_settings import (
     JsonlSettings,
     KafkaSettings,
-    Message,
     MqttSettings,
     SinkSettings,
     WebhookSettings,

@@ -26,7 +26,8 @@ from tests.pipelines_media import LiveServer, MadeVideo, Viewer, jpeg_part, numb
 from tests.pipelines_run import MadeSource
 from upwell.pipelines.frame import Frame
 from upwell.pipelines.sources import source_opening as opening
-from upwell.pipelines.sources.base import (
+from upwell.pipelines.sources.base import Source, SourceEnded, SourceState
+from upwell.pipelines.sources.source_settings import (
     CustomSettings,
     FolderSettings,
     MqttPicturesSettings,
@@ -34,10 +35,7 @@ from upwell.pipelines.sources.base import (
     SeriesFileSettings,
     SeriesShape,
     SeriesTopicSettings,
-    Source,
-    SourceEnded,
     SourceSettings,
-    SourceState,
     VideoSettings,
 )
 from upwell.pipelines.sources.gstreamer import PROGRAM

@@ -30,7 +30,7 @@ from upwell.pipelines.config.sink_config import SinkSection, sink_settings
 from upwell.pipelines.config.zone_shapes import LineSection
 from upwell.pipelines.events.condition_names import ANSWERS, FRAME_FIELDS, OBJECT_FIELDS, names_in
 from upwell.pipelines.events.event_rules import load_condition
-from upwell.pipelines.sinks.base import SinkSettings
+from upwell.pipelines.sinks.sink_settings import SinkSettings
 from upwell.pipelines.sources.windows import laid_out
 from upwell.shared.config.located_errors import Location
 from upwell.shared.config.yaml import parse_yaml

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from upwell.pipelines.config.one_key_section import OneKeySection
-from upwell.pipelines.sinks.base import (
+from upwell.pipelines.sinks.sink_settings import (
     JsonlSettings,
     KafkaSettings,
     MqttSettings,

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
 from upwell.pipelines.config.sink_config import BrokerSection, MqttPicturesSection, MqttSamplesSection
-from upwell.pipelines.sources.base import (
+from upwell.pipelines.sources.source_settings import (
     CameraSettings,
     CustomSettings,
     FolderSettings,

@@ -25,7 +25,8 @@ from upwell.pipelines.run.event_publisher import PublishedAs, Publisher, may_lea
 from upwell.pipelines.run.frame_loop import FrameLoop, FrameNotes
 from upwell.pipelines.run.late_answers import AMENDMENTS_NAME, Amendments, LateResults, WaitingEvent
 from upwell.pipelines.run.pipeline_runner import BuiltPipeline, PipelineRunner
-from upwell.pipelines.sinks.base import Sink, SinkSettings
+from upwell.pipelines.sinks.base import Sink
+from upwell.pipelines.sinks.sink_settings import SinkSettings
 from upwell.pipelines.sinks.outbox import Outbox
 from upwell.pipelines.sinks.outbox_jobs import OutboxLimits
 from upwell.pipelines.sinks.outbox_store import OUTBOX_NAME

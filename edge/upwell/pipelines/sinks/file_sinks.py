@@ -11,7 +11,8 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from urllib.parse import quote
 
-from upwell.pipelines.sinks.base import JsonlSettings, Message, PicturesSettings, Poisonous, SinkUnavailable
+from upwell.pipelines.sinks.base import Message, Poisonous, SinkUnavailable
+from upwell.pipelines.sinks.sink_settings import JsonlSettings, PicturesSettings
 from upwell.shared.files import append_line, open_log, parse_json, sync_folder, write_whole
 
 _NAME = re.compile(r"\d{8}T\d{6}\.\d{3}Z-.+\.jpg")

@@ -10,7 +10,8 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from upwell.pipelines.mqtt_broker import read_password
-from upwell.pipelines.sinks.base import KafkaSettings, Message, Poisonous, SinkUnavailable
+from upwell.pipelines.sinks.base import Message, Poisonous, SinkUnavailable
+from upwell.pipelines.sinks.sink_settings import KafkaSettings
 from upwell.shared.errors import ConfigError
 
 _POISONOUS = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG})

@@ -19,7 +19,8 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from upwell.pipelines.mqtt_broker import client_context, parse_broker, read_password
-from upwell.pipelines.sinks.base import TOPIC_PLACES, Message, MqttSettings, Poisonous, SinkUnavailable
+from upwell.pipelines.sinks.base import Message, Poisonous, SinkUnavailable
+from upwell.pipelines.sinks.sink_settings import TOPIC_PLACES, MqttSettings
 from upwell.shared.errors import ConfigError
 from upwell.shared.platform.watched_files import Fingerprint
 

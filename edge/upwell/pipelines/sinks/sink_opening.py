@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import cast
 
-from upwell.pipelines.sinks.base import (
+from upwell.pipelines.sinks.base import Sink
+from upwell.pipelines.sinks.sink_settings import (
     JsonlSettings,
     KafkaSettings,
     MqttSettings,
     PicturesSettings,
     PluginSettings,
-    Sink,
     SinkSettings,
     WebhookSettings,
 )

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from http.client import HTTPException
 from urllib.parse import quote, urlsplit
 
-from upwell.pipelines.sinks.base import Message, Poisonous, SinkUnavailable, WebhookSettings
+from upwell.pipelines.sinks.base import Message, Poisonous, SinkUnavailable
+from upwell.pipelines.sinks.sink_settings import WebhookSettings
 from upwell.shared.config.security import Address, TlsFiles
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.auth.client_token import watch_token

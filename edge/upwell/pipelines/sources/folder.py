@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from upwell.pipelines.frame import Frame
-from upwell.pipelines.sources.base import FolderSettings, SourceEnded, SourceState, SourceStatus
+from upwell.pipelines.sources.base import SourceEnded, SourceState, SourceStatus
+from upwell.pipelines.sources.source_settings import FolderSettings
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.signature import picture_codec
 

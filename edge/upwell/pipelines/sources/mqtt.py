@@ -22,14 +22,8 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from upwell.pipelines.frame import Frame
 from upwell.pipelines.mqtt_broker import client_context, parse_broker, read_password
-from upwell.pipelines.sources.base import (
-    MqttPicturesSettings,
-    MqttTopicSettings,
-    SeriesTopicSettings,
-    SourceEnded,
-    SourceState,
-    SourceStatus,
-)
+from upwell.pipelines.sources.base import SourceEnded, SourceState, SourceStatus
+from upwell.pipelines.sources.source_settings import MqttPicturesSettings, MqttTopicSettings, SeriesTopicSettings
 from upwell.pipelines.sources.capture_time import FrameRate, PublisherClock
 from upwell.pipelines.sources.series import samples_of
 from upwell.pipelines.sources.video import Pauses

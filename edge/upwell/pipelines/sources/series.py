@@ -15,7 +15,8 @@ from datetime import datetime
 from typing import IO, Any, TypeAlias
 
 from upwell.pipelines.frame import Frame
-from upwell.pipelines.sources.base import SeriesFileSettings, SeriesShape, SourceEnded, SourceState, SourceStatus
+from upwell.pipelines.sources.base import SourceEnded, SourceState, SourceStatus
+from upwell.pipelines.sources.source_settings import SeriesFileSettings, SeriesShape
 from upwell.pipelines.sources.capture_time import MediaClock
 from upwell.pipelines.sources.windows import SampleWindow, Windows
 from upwell.shared.errors import ConfigError, InvalidRequest

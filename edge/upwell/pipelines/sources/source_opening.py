@@ -7,13 +7,13 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Any, TypeAlias, cast
 
-from upwell.pipelines.sources.base import (
+from upwell.pipelines.sources.base import Source
+from upwell.pipelines.sources.source_settings import (
     CustomSettings,
     FolderSettings,
     MqttPicturesSettings,
     SeriesFileSettings,
     SeriesTopicSettings,
-    Source,
     SourceSettings,
 )
 from upwell.pipelines.sources.folder import PictureFolder

@@ -28,7 +28,8 @@ from tests.integration.pipelines.sinks.brokers import (
 )
 from tests.pipelines_media import until
 from tests.unit.pipelines.sinks.outboxes import message
-from upwell.pipelines.sinks.base import MqttSettings, Poisonous, SinkUnavailable
+from upwell.pipelines.sinks.base import Poisonous, SinkUnavailable
+from upwell.pipelines.sinks.sink_settings import MqttSettings
 from upwell.pipelines.sinks.mqtt import MqttPublisher
 from upwell.shared.config.security import TlsFiles
 from upwell.shared.errors import ConfigError
@@ -76,7 +77,7 @@ def test_the_death_of_the_process_is_said_by_the_broker(tmp_path: Path) -> None:
     program = """
 import sys
 from upwell.pipelines.sinks.mqtt import MqttPublisher
-from upwell.pipelines.sinks.base import MqttSettings
+from upwell.pipelines.sinks.sink_settings import MqttSettings
 sink = MqttPublisher(MqttSettings(sys.argv[1], sys.argv[2]))
 sys.stdin.read()
 """

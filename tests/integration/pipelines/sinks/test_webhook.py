@@ -19,7 +19,8 @@ import pytest
 from tests.faults.certificates import Authority
 from tests.integration.pipelines.sinks.receivers import Receiver, Reply, receiver
 from tests.unit.pipelines.sinks.outboxes import message
-from upwell.pipelines.sinks.base import Poisonous, SinkUnavailable, WebhookSettings
+from upwell.pipelines.sinks.base import Poisonous, SinkUnavailable
+from upwell.pipelines.sinks.sink_settings import WebhookSettings
 from upwell.pipelines.sinks.webhook import Webhook
 from upwell.shared.errors import ConfigError
 

@@ -16,7 +16,8 @@ from PIL import Image
 from tests.pipelines_media import number_of, numbered, until
 from upwell.pipelines.frame import Frame
 from upwell.pipelines.sources import folder
-from upwell.pipelines.sources.base import FolderSettings, SourceEnded, SourceState
+from upwell.pipelines.sources.base import SourceEnded, SourceState
+from upwell.pipelines.sources.source_settings import FolderSettings
 from upwell.pipelines.sources.folder import PictureFolder
 
 

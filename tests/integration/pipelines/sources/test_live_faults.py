@@ -20,7 +20,8 @@ import pytest
 from tests.integration.pipelines.sources.held import children, held
 from tests.pipelines_media import LiveServer, MadeVideo, Script, Viewer, jpeg_part, number_of, play_rtsp, until
 from upwell.pipelines.frame import Frame
-from upwell.pipelines.sources.base import CameraSettings, Keep, Patience, SourceEnded, SourceState, VideoSettings
+from upwell.pipelines.sources.base import SourceEnded, SourceState
+from upwell.pipelines.sources.source_settings import CameraSettings, Keep, Patience, VideoSettings
 from upwell.pipelines.sources.video import VideoSource
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")

@@ -28,15 +28,13 @@ from upwell.pipelines.config.pipelines_check import parse_pipelines
 from upwell.pipelines.config.source_config import source_settings
 from upwell.pipelines.frame import Frame
 from upwell.pipelines.sources import mqtt
-from upwell.pipelines.sources.base import (
+from upwell.pipelines.sources.base import Source, SourceEnded, SourceState
+from upwell.pipelines.sources.source_settings import (
     MqttTopicSettings,
     Patience,
     SeriesFileSettings,
     SeriesShape,
     SeriesTopicSettings,
-    Source,
-    SourceEnded,
-    SourceState,
 )
 from upwell.pipelines.sources.source_opening import open_source
 from upwell.pipelines.sources.windows import WindowShape

@@ -20,7 +20,8 @@ import pytest
 from tests.integration.pipelines.sources.held import children, held, is_running
 from tests.pipelines_media import LiveServer, MadeVideo, Viewer, jpeg_part, number_of, until
 from upwell.pipelines.frame import Frame
-from upwell.pipelines.sources.base import Source, SourceEnded, SourceState, VideoSettings
+from upwell.pipelines.sources.base import Source, SourceEnded, SourceState
+from upwell.pipelines.sources.source_settings import VideoSettings
 from upwell.pipelines.sources.frame_slot import WHOLE, Wanted
 from upwell.pipelines.sources.video import VideoSource
 
@@ -277,7 +278,7 @@ def endless(viewer: Viewer) -> None:
 
 PARENT = """
 import sys
-from upwell.pipelines.sources.base import VideoSettings
+from upwell.pipelines.sources.source_settings import VideoSettings
 from upwell.pipelines.sources.video import VideoSource
 source = VideoSource(VideoSettings(sys.argv[1]))
 while source.next(1) is None:

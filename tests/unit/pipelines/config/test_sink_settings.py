@@ -6,7 +6,7 @@ from pathlib import Path
 
 from upwell.pipelines.config.pipelines_check import parse_pipelines
 from upwell.pipelines.config.sink_config import sink_settings
-from upwell.pipelines.sinks.base import (
+from upwell.pipelines.sinks.sink_settings import (
     JsonlSettings,
     KafkaSettings,
     MqttSettings,

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.pipelines.sinks.outboxes import message
-from upwell.pipelines.sinks.base import JsonlSettings, PicturesSettings, Poisonous, SinkUnavailable
+from upwell.pipelines.sinks.base import Poisonous, SinkUnavailable
+from upwell.pipelines.sinks.sink_settings import JsonlSettings, PicturesSettings
 from upwell.pipelines.sinks.file_sinks import JsonlFile, PictureFolder, picture_name
 
 

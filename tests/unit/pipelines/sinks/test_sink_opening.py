@@ -12,13 +12,13 @@ import pytest
 
 from tests.unit.pipelines.sinks.outboxes import RecordingSink
 from upwell.pipelines.sinks import sink_opening
-from upwell.pipelines.sinks.base import (
+from upwell.pipelines.sinks.base import Sink
+from upwell.pipelines.sinks.sink_settings import (
     JsonlSettings,
     KafkaSettings,
     MqttSettings,
     PicturesSettings,
     PluginSettings,
-    Sink,
     SinkSettings,
     WebhookSettings,
 )

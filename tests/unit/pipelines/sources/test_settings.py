@@ -11,14 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upwell.pipelines.sources import source_opening as opening
-from upwell.pipelines.sources.base import (
+from upwell.pipelines.sources.base import SourceState, SourceStatus
+from upwell.pipelines.sources.source_settings import (
     CameraSettings,
     CustomSettings,
     FolderSettings,
     Patience,
     SourceSettings,
-    SourceState,
-    SourceStatus,
     VideoSettings,
     is_live,
     shown_address,

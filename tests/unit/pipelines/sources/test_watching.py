@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upwell.pipelines.sources import decoder_child
-from upwell.pipelines.sources.base import Patience
+from upwell.pipelines.sources.source_settings import Patience
 from upwell.pipelines.sources.decoder_child import Handover
 from upwell.pipelines.sources.decoder_process import DecoderProcess
 from upwell.pipelines.sources.frame_slot import WHOLE, FrameSlot, SlotCounts, Wanted
