@@ -15,7 +15,7 @@ from upwell.edge.models.edge_model import EdgeModel, EdgeRun
 from upwell.edge.models.hardness_scorer import NO_SCORES
 from upwell.edge.observe.audits import LINE_FACT, SHADOW_FACT, case_of
 from upwell.edge.observe.outcome_recorder import FailureLog
-from upwell.edge.observe.request_log_lines import cloud_row, with_cloud
+from upwell.edge.observe.request_log import cloud_row, with_cloud
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request.request import RequestRecord
 from upwell.edge.runtimes.base import runtime_name
