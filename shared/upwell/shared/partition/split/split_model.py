@@ -7,13 +7,21 @@ each half that reads it dequantizes it with its own copy of scale and zero point
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import ConfigError, ExtraMissing
 from upwell.shared.partition.model_graph import Graph, Tensor, in_order
+from upwell.shared.partition.split.halves_model_yaml import Format, description_of
 from upwell.shared.partition.split.model_halves import Halves, ModelHalf, Part
+from upwell.shared.signature.model_yaml import ModelDescription, load_description
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_MOST_NAME = 72
+"""Maximum length of the name, which the cut and digest extend to at most 100 characters."""
 
 
 class ModelFile(Protocol):
@@ -122,3 +130,35 @@ def _with_free(whole: ModelFile, own: set[int], other: set[int], given: Collecti
     place = {index: at for at, index in enumerate(listed)}
     makers = ({whole.maker.get(name) for name in whole.reads[index]} for index in listed)
     return [listed[at] for at in in_order([{place[one] for one in made if one in place} for made in makers])]
+
+
+@dataclass(frozen=True)
+class UnsplitModel:
+    """The model to split, its contracted graph, and its `model.yaml`, if there is one."""
+
+    file: ModelFile
+    name: str
+    graph: Graph
+    description: ModelDescription | None
+    format: Format
+    """The format of the heads: the file's, except for a program of torch.export."""
+
+    @classmethod
+    def open(cls, path: Path, graph: Graph, name: str, heads: Format = "onnx") -> UnsplitModel:
+        """Open the model at `path`, whose contracted graph is `graph`. Raises `ConfigError`.
+
+        `heads` is the format of the heads of a torch.export program.
+        """
+        if not _NAME.fullmatch(name) or len(name) > _MOST_NAME:
+            raise ConfigError.at(
+                None, f"{name!r}: expected a name of letters, digits, '.', '_' and '-', at most {_MOST_NAME}", "--name"
+            )
+        written = description_of(path)
+        description = None if written is None else load_description(written)
+        with ExtraMissing.on_import("partition", "PACKAGE is not installed", path=path):
+            file = open_model_file(path, graph)
+        return cls(file, name, graph, description, heads if graph.format == "torch" else graph.format)
+
+    def divide(self, edge: frozenset[int]) -> Halves:
+        """The halves of a cut; see `split_model`."""
+        return split_model(self.file, self.graph, edge)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,65 +16,21 @@ from pathlib import Path
 from types import MappingProxyType
 
 from upwell.shared.config.located_errors import invalid_as
-from upwell.shared.errors import ConfigError, ExtraMissing
+from upwell.shared.errors import ConfigError
 from upwell.shared.files import Unconfined, plain_file, read_file, sync_folder, sync_tree
 from upwell.shared.formats.torch_program import FILE_NAME as PROGRAM_FILE
-from upwell.shared.partition.model_graph import Graph, Tensor, known_bytes
+from upwell.shared.partition.model_graph import Tensor, known_bytes
 from upwell.shared.partition.split.cut_choice import ChosenCut
-from upwell.shared.partition.split.halves_model_yaml import (
-    Descriptions,
-    Format,
-    describe,
-    description_of,
-    made_by_head,
-    spec_of,
-)
+from upwell.shared.partition.split.halves_model_yaml import Descriptions, describe, made_by_head, spec_of
 from upwell.shared.partition.split.model_halves import Halves, ModelHalf, tail_name
 from upwell.shared.partition.split.split_file import FILE_NAME, WHOLE, CutFacts, CutTensor, SplitFacts
-from upwell.shared.partition.split.split_model import ModelFile, open_model_file, split_model
-from upwell.shared.signature.model_yaml import ModelDescription, load_description
+from upwell.shared.partition.split.split_model import UnsplitModel
 
 HEADS, TAILS = "heads", "tails"
 
 _VERSION = "1"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_MOST_NAME = 72
-"""Maximum length of the name, which the cut and digest extend to at most 100 characters."""
-
 _WHOLES = (f"{WHOLE}.onnx", f"{WHOLE}.tflite")
 _MOST_FACTS_BYTES = 16 << 20
-
-
-@dataclass(frozen=True)
-class UnsplitModel:
-    """The model to split, its contracted graph, and its `model.yaml`, if there is one."""
-
-    file: ModelFile
-    name: str
-    graph: Graph
-    description: ModelDescription | None
-    format: Format
-    """The format of the heads: the file's, except for a program of torch.export."""
-
-    @classmethod
-    def open(cls, path: Path, graph: Graph, name: str, heads: Format = "onnx") -> UnsplitModel:
-        """Open the model at `path`, whose contracted graph is `graph`. Raises `ConfigError`.
-
-        `heads` is the format of the heads of a torch.export program.
-        """
-        if not _NAME.fullmatch(name) or len(name) > _MOST_NAME:
-            raise ConfigError.at(
-                None, f"{name!r}: expected a name of letters, digits, '.', '_' and '-', at most {_MOST_NAME}", "--name"
-            )
-        written = description_of(path)
-        description = None if written is None else load_description(written)
-        with ExtraMissing.on_import("partition", "PACKAGE is not installed", path=path):
-            file = open_model_file(path, graph)
-        return cls(file, name, graph, description, heads if graph.format == "torch" else graph.format)
-
-    def divide(self, edge: frozenset[int]) -> Halves:
-        """The halves of a cut; see `split_model`."""
-        return split_model(self.file, self.graph, edge)
 
 
 @dataclass(frozen=True)
