@@ -26,7 +26,7 @@ from upwell.edge.runtimes.fake import FakeRuntime
 from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.edge.server.agent_core import AgentCore
 from upwell.edge.server.agent_dataplane import AgentDataplane
-from upwell.edge.uplink.endpoint_probing import Prober
+from upwell.edge.uplink.probe_timing import Prober
 from upwell.edge.uplink.uplink import UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import CloudFailed, NoAllowedRoute

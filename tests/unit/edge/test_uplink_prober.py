@@ -11,7 +11,7 @@ import pytest
 from tests.faults.proxy import Proxy
 from tests.faults.scene import until
 from tests.faults.stalling import LIMIT_BYTES, UplinkSender, allowed, decision, sender, serving
-from upwell.edge.uplink.endpoint_probing import Prober
+from upwell.edge.uplink.probe_timing import Prober
 from upwell.edge.uplink.uplink import Uplink, UplinkSettings
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import Refused
