@@ -33,7 +33,8 @@ from upwell.edge.updates.releases.release_source import (
     ReleaseFollower,
     ReleaseSource,
 )
-from upwell.edge.updates.releases.release_start import SHADOW_NAME, ReleaseStart, ShadowFollower
+from upwell.edge.updates.releases.release_start import ReleaseStart
+from upwell.edge.updates.releases.shadow_follower import SHADOW_NAME, ShadowFollower
 from upwell.edge.updates.releases.release_switching import GONE_BACK, ReleaseSurroundings
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.edge.updates.sources.source_opening import open_source
