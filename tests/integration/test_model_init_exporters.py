@@ -25,7 +25,7 @@ from upwell.shared.signature.model_yaml import ModelDescription, load_descriptio
 from upwell.shared.signature.processor import Processor
 from upwell.shared.signature.signature import LogicalOutput
 from upwell.shared.tensors import Array, TensorSpec
-from upwell.tools.model_init.exporter_metadata import ultralytics as read_ultralytics
+from upwell.tools.model_init.ultralytics_metadata import ultralytics as read_ultralytics
 
 RED = (200, 30, 40)
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]

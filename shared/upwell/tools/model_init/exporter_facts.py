@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeAlias
+
+from upwell.shared.signature.model_yaml import MAX_SIDE
+from upwell.shared.tensors import TensorSpec
 
 ScoresKind = Literal["", "probabilities", "logits", "raw", "each", "tensor", "shares", "unlike"]
 """What scores are: `raw` ones of classes, whose softmax nobody trained; one by itself for `each` class; a `tensor` of
 other numbers; `shares` of 0 to 1 that do not sum to 1; something else `unlike` probabilities. Empty: nobody knows."""
+
+Outputs: TypeAlias = Sequence[TensorSpec]
+"""The outputs of a model."""
+
+MAX_LABELS = 100_000
 
 
 @dataclass(frozen=True)
@@ -64,3 +72,22 @@ class ExporterFacts:
 
 
 NOTHING_KNOWN = ExporterFacts()
+
+
+def labels_by_number(names: Any) -> tuple[str, ...]:
+    """`{0: "a", 1: "b"}` or a list -> the labels; empty if a number is missing or a label is not text."""
+    if isinstance(names, Mapping):
+        names = [names.get(number, names.get(str(number))) for number in range(min(len(names), MAX_LABELS))]
+    if not isinstance(names, list) or not all(isinstance(one, str) and one.strip() for one in names):
+        return ()
+    return tuple(" ".join(one.split()) for one in names)
+
+
+def is_size(value: Any) -> bool:
+    """Whether a value is a pair of sides."""
+    return isinstance(value, (list, tuple)) and len(value) == 2 and all(map(is_side, value))
+
+
+def is_side(value: Any) -> bool:
+    """Whether a value is a number of pixels that a picture may have on a side."""
+    return type(value) is int and 1 <= value <= MAX_SIDE
