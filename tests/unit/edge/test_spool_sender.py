@@ -14,8 +14,8 @@ from tests.unit.edge.agents import CLOUD_MODEL, MAX_MESSAGE_BYTES, MODEL, edge_m
 from upwell.edge.models.edge_model import ServedModel
 from upwell.edge.policy import router_service
 from upwell.edge.policy.router_service import RouterService
-from upwell.edge.spool import spool_sender as sender_module
-from upwell.edge.spool.spool_sender import PATIENCE_S, QUIET_S, SpoolSender
+from upwell.edge.spool import spool_drainer as sender_module
+from upwell.edge.spool.spool_drainer import PATIENCE_S, QUIET_S, SpoolSender
 from upwell.edge.spool.spooled_request import Later
 from upwell.edge.uplink.egress import EgressForbidden
 from upwell.edge.uplink.uplink import UplinkSettings

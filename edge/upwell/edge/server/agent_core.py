@@ -197,8 +197,7 @@ class AgentCore(Closing):
         from upwell.edge.observe.audits import AuditResults
         from upwell.edge.spool.result_sinks import CallbackSink
         from upwell.edge.spool.spool import FILE_NAME, Spool
-        from upwell.edge.spool.spool_drainer import CaseSender
-        from upwell.edge.spool.spool_sender import SpoolSender
+        from upwell.edge.spool.spool_drainer import CaseSender, SpoolSender
         from upwell.edge.spool.spooled_request import SpoolLimits
 
         sender = SpoolSender(self.router, uplink, self.models)
