@@ -32,8 +32,8 @@ from upwell.shared.partition.planner import Cutter
 from upwell.shared.partition.read_graph import read_graph
 from upwell.shared.partition.split.cut_choice import ChosenCut
 from upwell.shared.partition.split.split_file import CutFacts
-from upwell.shared.partition.split.split_writer import write_split
 from upwell.shared.partition.split.split_model import UnsplitModel
+from upwell.shared.partition.split.split_writer import write_split
 from upwell.shared.partition.tier_profile import CLOUD, EDGE, Profile, combine, cut_name, measured_cuts
 from upwell.shared.tensors import Array
 from upwell.tools.partition.part_bench import TierOptions

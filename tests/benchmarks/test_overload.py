@@ -23,8 +23,8 @@ import pytest
 
 from tests.unit.cloud.simulated_time import CAPACITY, LARGEST, pace_s
 from upwell.cloud.batching.batcher import Batcher
-from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.fake import FakeEngine
+from upwell.cloud.engines.model_settings import ModelSettings
 from upwell.cloud.service.cloud_service import CloudService
 from upwell.cloud.service.model_loader import CloudModel
 from upwell.cloud.workers.serving_process import AT_WORK

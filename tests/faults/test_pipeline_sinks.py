@@ -23,6 +23,9 @@ from tests.integration.pipelines.sinks.brokers import MOSQUITTO, broker, needs_m
 from tests.integration.pipelines.sinks.child import PIPELINES, Orders, event
 from tests.integration.pipelines.sinks.receivers import Receiver, Reply, receiver
 from upwell.pipelines.sinks.base import Message
+from upwell.pipelines.sinks.outbox import Outbox
+from upwell.pipelines.sinks.outbox_jobs import OutboxLimits
+from upwell.pipelines.sinks.sink_opening import open_sinks
 from upwell.pipelines.sinks.sink_settings import (
     JsonlSettings,
     KafkaSettings,
@@ -30,9 +33,6 @@ from upwell.pipelines.sinks.sink_settings import (
     SinkSettings,
     WebhookSettings,
 )
-from upwell.pipelines.sinks.outbox import Outbox
-from upwell.pipelines.sinks.outbox_jobs import OutboxLimits
-from upwell.pipelines.sinks.sink_opening import open_sinks
 
 ROOT = Path(__file__).parents[2]
 LIMITS = OutboxLimits(first_pause_s=0.05, longest_pause_s=0.5)

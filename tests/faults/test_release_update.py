@@ -34,8 +34,8 @@ from upwell.edge.updates.releases.release_source import (
     ReleaseSource,
 )
 from upwell.edge.updates.releases.release_start import ReleaseStart
-from upwell.edge.updates.releases.shadow_follower import SHADOW_NAME, ShadowFollower
 from upwell.edge.updates.releases.release_switching import GONE_BACK, ReleaseSurroundings
+from upwell.edge.updates.releases.shadow_follower import SHADOW_NAME, ShadowFollower
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.edge.updates.sources.source_opening import open_source
 from upwell.edge.updates.update_follower import UpdatePoller

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from upwell.cloud.engines.base import ModelSettings
+from upwell.cloud.engines.model_settings import ModelSettings
 from upwell.shared.tensors import Array
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ jax = pytest.importorskip("jax")
 
 from tests.jax.programs import BUCKETS, load, warmed, write  # noqa: E402  after the check for JAX
 from upwell.cloud.batching.batcher import Batcher  # noqa: E402
-from upwell.cloud.engines.base import ModelSettings  # noqa: E402
 from upwell.cloud.engines.jax_engine import JaxEngine  # noqa: E402
+from upwell.cloud.engines.model_settings import ModelSettings  # noqa: E402
 from upwell.shared.errors import InvalidRequest, ModelFailed  # noqa: E402
 from upwell.shared.oip.dataplane import Call  # noqa: E402
 from upwell.shared.tensors import TensorSpec  # noqa: E402

@@ -24,7 +24,7 @@ from tests.jax.make_models import FOLDER, NETWORKS, WEIGHTS
 from tests.jax.programs import warmed
 from tests.jax.torch_networks import Noisy, Several
 from upwell.cloud.batching.batcher import Batcher
-from upwell.cloud.engines.base import ModelSettings
+from upwell.cloud.engines.model_settings import ModelSettings
 from upwell.shared.errors import ConfigError, ModelFailed
 from upwell.shared.oip.dataplane import Call
 from upwell.tools.export.cli import export_jax

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from upwell.cloud.engines.base import ModelSettings
+from upwell.cloud.engines.model_settings import ModelSettings
 from upwell.cloud.engines.torch.torch_engine import TorchEngine
 from upwell.shared.partition.split.model_halves import ModelHalf
 from upwell.shared.tensors import Array

@@ -5,7 +5,7 @@ from unittest.mock import sentinel
 from hypothesis import given
 from hypothesis import strategies as st
 
-from upwell.cloud.engines.base import ModelSettings
+from upwell.cloud.engines.model_settings import ModelSettings
 from upwell.cloud.service.model_loader import BrokenModel, CloudModel, ModelVersions, offered
 
 VERSIONS = st.integers(1, 12).map(str)

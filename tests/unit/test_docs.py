@@ -35,10 +35,10 @@ from upwell.pipelines.config.pipelines_config import PipelinesConfig
 from upwell.pipelines.events.event_rules import Event, EventRule, EventRules
 from upwell.pipelines.run.frame_loop import REASONS, FrameLoop
 from upwell.pipelines.run.pipeline_runner import pipeline_families, sink_families
-from upwell.pipelines.sinks.sink_settings import JsonlSettings
 from upwell.pipelines.sinks.outbox import Outbox
 from upwell.pipelines.sinks.outbox_jobs import OutboxLimits
 from upwell.pipelines.sinks.sink_opening import open_sinks
+from upwell.pipelines.sinks.sink_settings import JsonlSettings
 from upwell.pipelines.steps.geometry import Zones
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import Refused

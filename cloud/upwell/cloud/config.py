@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, JsonValue, field_validator, model_validator
 
-from upwell.cloud.engines.base import ModelSettings, Precision
+from upwell.cloud.engines.model_settings import ModelSettings, Precision
 from upwell.cloud.repository.model_folders import Versions
 from upwell.shared.config.yaml import FilePart, RelativePath
 from upwell.shared.oip.server_keys import ServerKeys

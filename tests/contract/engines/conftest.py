@@ -13,8 +13,9 @@ import torch
 from onnx import TensorProto, helper, save
 from safetensors.numpy import save_file
 
-from upwell.cloud.engines.base import Engine, ModelSettings
+from upwell.cloud.engines.base import Engine
 from upwell.cloud.engines.fake import FakeEngine
+from upwell.cloud.engines.model_settings import ModelSettings
 from upwell.cloud.engines.onnx_engine import OnnxEngine
 from upwell.cloud.engines.torch.torch_engine import TorchEngine
 from upwell.shared.formats.torch_program import Program, ProgramNode, ProgramTensor, TensorRef, packed

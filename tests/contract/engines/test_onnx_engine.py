@@ -24,8 +24,8 @@ from tests.unit.models_for_tests import (
 )
 from tests.unit.models_for_tests import save as save_model
 from upwell.cloud.engines import onnx_engine
-from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.batch_checks_and_buckets import by_rows
+from upwell.cloud.engines.model_settings import ModelSettings
 from upwell.cloud.engines.onnx_engine import OnnxEngine
 from upwell.shared.errors import InvalidRequest, ModelFailed
 from upwell.shared.tensors import TensorSpec

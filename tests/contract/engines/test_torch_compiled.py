@@ -11,7 +11,7 @@ import torch
 from safetensors.numpy import save_file
 
 from upwell.cloud.config import CloudConfig
-from upwell.cloud.engines.base import ModelSettings
+from upwell.cloud.engines.model_settings import ModelSettings
 from upwell.cloud.engines.torch.torch_engine import TorchEngine
 from upwell.cloud.repository.model_folders import ModelFolder
 from upwell.cloud.service.model_loader import CloudModel, load_model

@@ -27,6 +27,8 @@ from tests.pipelines_run import MadeSource
 from upwell.pipelines.frame import Frame
 from upwell.pipelines.sources import source_opening as opening
 from upwell.pipelines.sources.base import Source, SourceEnded, SourceState
+from upwell.pipelines.sources.gstreamer import PROGRAM
+from upwell.pipelines.sources.source_opening import open_source
 from upwell.pipelines.sources.source_settings import (
     CustomSettings,
     FolderSettings,
@@ -38,8 +40,6 @@ from upwell.pipelines.sources.source_settings import (
     SourceSettings,
     VideoSettings,
 )
-from upwell.pipelines.sources.gstreamer import PROGRAM
-from upwell.pipelines.sources.source_opening import open_source
 from upwell.pipelines.sources.windows import WindowShape
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")

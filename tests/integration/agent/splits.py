@@ -21,8 +21,8 @@ from upwell.edge.server.agent_core import AgentCore
 from upwell.shared.partition.graph_contraction import contract
 from upwell.shared.partition.read_graph import read_graph
 from upwell.shared.partition.split.cut_choice import ChosenCut
-from upwell.shared.partition.split.split_writer import write_split
 from upwell.shared.partition.split.split_model import UnsplitModel
+from upwell.shared.partition.split.split_writer import write_split
 from upwell.shared.tensors import Array
 
 MODEL = "residual"

@@ -25,8 +25,8 @@ from upwell.edge.server.agent_core import AgentCore
 from upwell.shared.partition.graph_contraction import contract
 from upwell.shared.partition.read_graph import read_graph
 from upwell.shared.partition.split.cut_choice import cut_at
-from upwell.shared.partition.split.split_writer import write_split
 from upwell.shared.partition.split.split_model import UnsplitModel
+from upwell.shared.partition.split.split_writer import write_split
 from upwell.shared.routing.reasons import Route
 
 MODEL = "shift"

@@ -16,8 +16,8 @@ from tests.integration.oip_http.harness import ask
 from tests.unit.models_for_tests import linear
 from upwell.cloud.batching.batcher import Batcher
 from upwell.cloud.config import CloudConfig
-from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.fake import FakeEngine
+from upwell.cloud.engines.model_settings import ModelSettings
 from upwell.cloud.engines.onnx_engine import OnnxEngine
 from upwell.cloud.service.cloud_service import CloudService
 from upwell.cloud.service.model_loader import CloudModel, find_models, load_model

@@ -21,8 +21,8 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.partition.graph_contraction import contract
 from upwell.shared.partition.read_graph import read_graph
 from upwell.shared.partition.split.cut_choice import cut_at
-from upwell.shared.partition.split.split_writer import write_split
 from upwell.shared.partition.split.split_model import UnsplitModel
+from upwell.shared.partition.split.split_writer import write_split
 from upwell.tools.partition.verify_cli import verify
 
 app = typer.Typer(pretty_exceptions_enable=False)

@@ -24,8 +24,8 @@ from upwell.pipelines.frame import Frame
 from upwell.pipelines.frame_outcome import AnsweredFrame
 from upwell.pipelines.run.late_answers import LateResults
 from upwell.pipelines.run.pipeline_factory import build_pipelines
-from upwell.pipelines.sources.source_settings import VideoSettings
 from upwell.pipelines.sources.frame_slot import WHOLE, Wanted
+from upwell.pipelines.sources.source_settings import VideoSettings
 from upwell.pipelines.sources.video import VideoSource
 from upwell.tools.demo import digit_data
 

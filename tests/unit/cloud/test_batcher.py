@@ -15,8 +15,9 @@ import pytest
 from upwell.cloud.batching import batcher
 from upwell.cloud.batching.batcher import Batcher
 from upwell.cloud.batching.priority_queue import QueuedRequest, Run, RunResult
-from upwell.cloud.engines.base import ModelSettings, StoppableRun
+from upwell.cloud.engines.base import StoppableRun
 from upwell.cloud.engines.fake import FakeEngine
+from upwell.cloud.engines.model_settings import ModelSettings
 from upwell.shared.errors import CallerLeft, DeadlineExceeded, InvalidRequest, ModelFailed, Refused
 from upwell.shared.oip.dataplane import Call
 from upwell.shared.platform.call_threads import CallThreads

@@ -21,9 +21,9 @@ from tests.unit.models_for_tests import linear
 from upwell.cloud.batching.batcher import Batcher
 from upwell.cloud.batching.device_scheduler import device_for
 from upwell.cloud.batching.priority_queue import RunResult
-from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.batch_checks_and_buckets import by_rows
 from upwell.cloud.engines.fake import FakeEngine
+from upwell.cloud.engines.model_settings import ModelSettings
 from upwell.cloud.engines.onnx_engine import OnnxEngine
 from upwell.shared.errors import CallerLeft, DeadlineExceeded, InvalidRequest, ModelFailed, Refused
 from upwell.shared.oip.dataplane import Call

@@ -14,8 +14,8 @@ from upwell.cloud.batching import priority_queue
 from upwell.cloud.batching.batcher import Batcher
 from upwell.cloud.batching.priority_queue import DEFAULT_PRIORITY, priority_of
 from upwell.cloud.config import CloudConfig
-from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.fake import FakeEngine
+from upwell.cloud.engines.model_settings import ModelSettings
 from upwell.cloud.service.cloud_service import CloudService
 from upwell.cloud.service.model_loader import BrokenModel, CloudModel, calls_at_once, find_models, load_model, offered
 from upwell.shared.errors import (

@@ -12,9 +12,10 @@ import pytest
 from tests.unit.models_for_tests import identity
 from upwell.cloud.batching.device_scheduler import device_for
 from upwell.cloud.config import CloudConfig
-from upwell.cloud.engines.base import Engine, ModelSettings
+from upwell.cloud.engines.base import Engine
 from upwell.cloud.engines.batch_checks_and_buckets import buckets_for
 from upwell.cloud.engines.fake import FakeEngine
+from upwell.cloud.engines.model_settings import ModelSettings
 from upwell.cloud.engines.onnxruntime_import import onnxruntime
 from upwell.cloud.service import model_loader
 from upwell.cloud.service.cloud_service import CloudIntrospection, CloudService

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from tests.models.legal_cuts import prefix_cuts, random_downsets
 from tests.models.torch_programs import BRANCHES, run
-from upwell.cloud.engines.base import ModelSettings
+from upwell.cloud.engines.model_settings import ModelSettings
 from upwell.cloud.engines.torch.torch_engine import TorchEngine
 from upwell.shared.errors import ConfigError, ModelFailed
 from upwell.shared.formats.torch_program import GRAPH_KEY, OPERATORS

@@ -26,8 +26,9 @@ from upwell.cloud.batching.priority_queue import (
     raise_if,
     wake,
 )
-from upwell.cloud.engines.base import Engine, ModelSettings, StoppableRun
+from upwell.cloud.engines.base import Engine, StoppableRun
 from upwell.cloud.engines.batch_checks_and_buckets import works_by_rows
+from upwell.cloud.engines.model_settings import ModelSettings
 from upwell.cloud.engines.named_calls import calls_of
 from upwell.shared.errors import DeadlineExceeded, InvalidRequest, ModelFailed, UpwellError
 from upwell.shared.oip.auth.caller import client_key

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol, TypeAlias, cast
+from typing import ClassVar, Protocol, TypeAlias, cast
 
+<<<<<<< HEAD
 from upwell.shared.errors import ConfigError, ExtraMissing, ModelFailed
 from upwell.shared.tensors import Array, TensorSpec
 
@@ -54,6 +54,12 @@ class DeviceLost(ModelFailed):
     """A run failed, and so will every later one on its device in this process."""
 
 
+=======
+from upwell.cloud.engines.model_settings import ModelSettings
+from upwell.shared.errors import ConfigError, ExtraMissing
+from upwell.shared.tensors import Array, TensorSpec
+
+>>>>>>> 34946ddd (Engines: the settings of a model have a module, apart from the interface of engines)
 StoppableRun: TypeAlias = tuple[Callable[[Mapping[str, Array]], dict[str, Array]], Callable[[], None]]
 """`Engine.run` for a single run, and a function that stops it from another thread: the run then raises `ModelFailed`
 soon. Before and after the run, that function has no effect on any other.

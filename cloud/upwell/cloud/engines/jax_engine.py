@@ -22,10 +22,10 @@ import jax
 import numpy as np
 from jax import export
 
-from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.batch_checks_and_buckets import buckets_for, check_batch, zeros
 from upwell.cloud.engines.device_loss import run_error
 from upwell.cloud.engines.error_text import reason_of
+from upwell.cloud.engines.model_settings import ModelSettings
 from upwell.cloud.engines.safetensors_weights import misfits, open_weights, refuse_misfits
 from upwell.cloud.engines.trusted_files import read_trusted
 from upwell.shared.errors import InvalidRequest, ModelFailed

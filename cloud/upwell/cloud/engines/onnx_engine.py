@@ -19,10 +19,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from upwell.cloud.engines.base import ModelSettings, StoppableRun
+from upwell.cloud.engines.base import StoppableRun
 from upwell.cloud.engines.batch_checks_and_buckets import check_batch, zero_batch
 from upwell.cloud.engines.device_loss import run_error
 from upwell.cloud.engines.error_text import onnxruntime_reason
+from upwell.cloud.engines.model_settings import ModelSettings
 from upwell.cloud.engines.onnxruntime_import import InvalidArgument, onnxruntime, openvino_devices
 from upwell.cloud.engines.trusted_files import MAX_COPIED_BYTES
 from upwell.shared.errors import InvalidRequest, ModelFailed

@@ -27,7 +27,6 @@ from upwell.shared.oip.auth.request_quotas import limited
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.dataplane import Call, Flag, InferRequest
 from upwell.shared.oip.error_statuses import Status
-from upwell.shared.oip.retry_after import trailers
 from upwell.shared.oip.grpc.server.model_stream import METHOD as STREAM_METHOD
 from upwell.shared.oip.grpc.server.servicer import (
     METHODS,
@@ -38,6 +37,7 @@ from upwell.shared.oip.grpc.server.servicer import (
     read_request,
     serialized,
 )
+from upwell.shared.oip.retry_after import trailers
 
 QUICK_CALLS = 16
 """Calls of a replica beside inference: readiness, metadata, and requests refused at once."""

@@ -14,9 +14,10 @@ from upwell.cloud.batching.batcher import Batcher
 from upwell.cloud.batching.device_scheduler import device_for
 from upwell.cloud.batching.priority_queue import Run
 from upwell.cloud.config import CloudConfig
-from upwell.cloud.engines.base import Engine, EngineType, ModelSettings, engine_type
+from upwell.cloud.engines.base import Engine, EngineType, engine_type
 from upwell.cloud.engines.batch_checks_and_buckets import by_rows, works_by_rows
 from upwell.cloud.engines.error_text import printable, tellable
+from upwell.cloud.engines.model_settings import ModelSettings
 from upwell.cloud.engines.named_calls import calls_of
 from upwell.cloud.repository.model_folders import Files, ModelFolder, Versions, scan, select
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Problem

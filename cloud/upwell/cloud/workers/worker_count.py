@@ -18,8 +18,9 @@ from dataclasses import asdict, dataclass, replace
 from pydantic import TypeAdapter, ValidationError
 
 from upwell.cloud.config import CloudConfig, OnnxModel, cores
-from upwell.cloud.engines.base import ModelSettings, engine_type
+from upwell.cloud.engines.base import engine_type
 from upwell.cloud.engines.batch_checks_and_buckets import zero_batch
+from upwell.cloud.engines.model_settings import ModelSettings
 from upwell.cloud.repository.model_folders import ModelFolder
 from upwell.cloud.service.model_loader import find_models
 from upwell.shared.config.security import parse_address

@@ -42,8 +42,7 @@ from upwell.shared.routing.hardness import is_hard
 from upwell.shared.routing.policy.settings import CollectSettings, HardSettings
 from upwell.shared.routing.request_tags import tag_key
 from upwell.shared.signature.processor import CandidatesByOutput
-from upwell.shared.signature.signature import in_rgb
-from upwell.shared.signature.signature import UplinkEncoding
+from upwell.shared.signature.signature import UplinkEncoding, in_rgb
 from upwell.shared.tensors import Array
 
 _MOST_WAITING_BYTES = 64 << 20

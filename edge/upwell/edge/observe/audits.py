@@ -11,8 +11,7 @@ from types import MappingProxyType
 
 from upwell.edge.case_collection.case_collector import CaseCollector
 from upwell.edge.models.edge_model import EdgeModel, ServedModel
-from upwell.edge.observe.request_log import RequestLog
-from upwell.edge.observe.request_log import with_cloud
+from upwell.edge.observe.request_log import RequestLog, with_cloud
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request.request import RequestRecord
 from upwell.edge.spool.spool import Spool

@@ -13,8 +13,7 @@ from typing import TypeVar
 from upwell.edge.case_collection.case_collector import CaseCollector, SentLater
 from upwell.edge.drift import DriftWatch
 from upwell.edge.observe.audits import AuditedRow, AuditSampler, case_of, easy_rows, is_sampled
-from upwell.edge.observe.request_log import RequestLog
-from upwell.edge.observe.request_log import log_lines
+from upwell.edge.observe.request_log import RequestLog, log_lines
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request.answer import Answer
 from upwell.edge.request.request import RequestRecord

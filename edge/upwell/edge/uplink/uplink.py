@@ -15,8 +15,8 @@ from typing import TypeVar
 from upwell.edge.uplink.cloud_call import REASON_OF, CloudCall, ConnectionLease, FailedCall, Message
 from upwell.edge.uplink.egress import EgressJudge, check_egress
 from upwell.edge.uplink.endpoint import Connection, Endpoint, Sources, source_addresses
-from upwell.edge.uplink.probe_timing import Prober
 from upwell.edge.uplink.endpoint_selector import EndpointSelector
+from upwell.edge.uplink.probe_timing import Prober
 from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.dataplane import InferRequest, ModelMetadata

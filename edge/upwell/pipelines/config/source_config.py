@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
 from upwell.pipelines.config.sink_config import BrokerSection, MqttPicturesSection, MqttSamplesSection
+from upwell.pipelines.sources.gstreamer import ADDRESS, command_of
+from upwell.pipelines.sources.series import SERIES_SUFFIXES
 from upwell.pipelines.sources.source_settings import (
     CameraSettings,
     CustomSettings,
@@ -25,8 +27,6 @@ from upwell.pipelines.sources.source_settings import (
     SourceSettings,
     VideoSettings,
 )
-from upwell.pipelines.sources.gstreamer import ADDRESS, command_of
-from upwell.pipelines.sources.series import SERIES_SUFFIXES
 from upwell.pipelines.sources.windows import WindowShape
 from upwell.shared.config.located_errors import Location, located
 from upwell.shared.config.security import TlsFiles

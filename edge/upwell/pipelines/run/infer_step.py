@@ -32,8 +32,7 @@ from upwell.shared.errors import (
     UpwellError,
 )
 from upwell.shared.signature.answer_agreement import best_class, found_boxes, label_of
-from upwell.shared.signature.signature import in_rgb
-from upwell.shared.signature.signature import LogicalOutput, Signature
+from upwell.shared.signature.signature import LogicalOutput, Signature, in_rgb
 from upwell.shared.tensors import Array, numpy_dtype
 
 MAX_VALUES = 16

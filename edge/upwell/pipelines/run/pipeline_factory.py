@@ -26,11 +26,11 @@ from upwell.pipelines.run.frame_loop import FrameLoop, FrameNotes
 from upwell.pipelines.run.late_answers import AMENDMENTS_NAME, Amendments, LateResults, WaitingEvent
 from upwell.pipelines.run.pipeline_runner import BuiltPipeline, PipelineRunner
 from upwell.pipelines.sinks.base import Sink
-from upwell.pipelines.sinks.sink_settings import SinkSettings
 from upwell.pipelines.sinks.outbox import Outbox
 from upwell.pipelines.sinks.outbox_jobs import OutboxLimits
 from upwell.pipelines.sinks.outbox_store import OUTBOX_NAME
 from upwell.pipelines.sinks.sink_opening import open_sinks
+from upwell.pipelines.sinks.sink_settings import SinkSettings
 from upwell.pipelines.sources.frame_slot import WHOLE, Wanted
 from upwell.pipelines.sources.source_opening import open_source
 from upwell.pipelines.steps.geometry import LOST_S

@@ -7,6 +7,7 @@ from importlib.metadata import entry_points
 from typing import cast
 
 from upwell.pipelines.sinks.base import Sink
+from upwell.pipelines.sinks.file_sinks import JsonlFile, PictureFolder
 from upwell.pipelines.sinks.sink_settings import (
     JsonlSettings,
     KafkaSettings,
@@ -16,7 +17,6 @@ from upwell.pipelines.sinks.sink_settings import (
     SinkSettings,
     WebhookSettings,
 )
-from upwell.pipelines.sinks.file_sinks import JsonlFile, PictureFolder
 from upwell.pipelines.sinks.webhook import Webhook
 from upwell.shared.errors import ConfigError, ExtraMissing
 

@@ -18,10 +18,10 @@ from upwell.shared.config.security import Address, TlsFiles
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.auth.client_token import watch_token
 from upwell.shared.oip.auth.tls_credentials import watch_client_context
-from upwell.shared.oip.retry_after import retry_after_s
 from upwell.shared.oip.http.client.connection import HttpConnection
 from upwell.shared.oip.http.client.connection_pool import Pool
 from upwell.shared.oip.http.client.environment_proxy import ProxyRoute, proxy_for
+from upwell.shared.oip.retry_after import retry_after_s
 
 _ANSWER_BYTES = 64 << 10
 """Maximum bytes of a reply to read so that the connection can be reused; after a longer one it is closed."""

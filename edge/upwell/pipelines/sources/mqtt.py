@@ -23,9 +23,9 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 from upwell.pipelines.frame import Frame
 from upwell.pipelines.mqtt_broker import client_context, parse_broker, read_password
 from upwell.pipelines.sources.base import SourceEnded, SourceState, SourceStatus
-from upwell.pipelines.sources.source_settings import MqttPicturesSettings, MqttTopicSettings, SeriesTopicSettings
 from upwell.pipelines.sources.capture_time import FrameRate, PublisherClock
 from upwell.pipelines.sources.series import samples_of
+from upwell.pipelines.sources.source_settings import MqttPicturesSettings, MqttTopicSettings, SeriesTopicSettings
 from upwell.pipelines.sources.video import Pauses
 from upwell.pipelines.sources.windows import SampleWindow, Windows
 from upwell.shared.errors import ConfigError, InvalidRequest

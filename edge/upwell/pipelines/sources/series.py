@@ -16,8 +16,8 @@ from typing import IO, Any, TypeAlias
 
 from upwell.pipelines.frame import Frame
 from upwell.pipelines.sources.base import SourceEnded, SourceState, SourceStatus
-from upwell.pipelines.sources.source_settings import SeriesFileSettings, SeriesShape
 from upwell.pipelines.sources.capture_time import MediaClock
+from upwell.pipelines.sources.source_settings import SeriesFileSettings, SeriesShape
 from upwell.pipelines.sources.windows import SampleWindow, Windows
 from upwell.shared.errors import ConfigError, InvalidRequest
 from upwell.shared.units import LATEST_UNIX_S

@@ -8,6 +8,9 @@ from importlib.util import find_spec
 from typing import Any, TypeAlias, cast
 
 from upwell.pipelines.sources.base import Source
+from upwell.pipelines.sources.folder import PictureFolder
+from upwell.pipelines.sources.frame_slot import WHOLE, Wanted
+from upwell.pipelines.sources.series import SeriesFile
 from upwell.pipelines.sources.source_settings import (
     CustomSettings,
     FolderSettings,
@@ -16,9 +19,6 @@ from upwell.pipelines.sources.source_settings import (
     SeriesTopicSettings,
     SourceSettings,
 )
-from upwell.pipelines.sources.folder import PictureFolder
-from upwell.pipelines.sources.frame_slot import WHOLE, Wanted
-from upwell.pipelines.sources.series import SeriesFile
 from upwell.pipelines.sources.video import VideoSource
 from upwell.shared.errors import ConfigError
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from upwell.pipelines.frame import Frame
 from upwell.pipelines.sources.base import SourceEnded, SourceState, SourceStatus
-from upwell.pipelines.sources.source_settings import CameraSettings, Patience, VideoSettings, is_live, shown_address
 from upwell.pipelines.sources.decoder_process import DecoderJob, DecoderProcess
 from upwell.pipelines.sources.frame_slot import WHOLE, Size, SlotUnusable, Wanted
 from upwell.pipelines.sources.gstreamer import command_of
+from upwell.pipelines.sources.source_settings import CameraSettings, Patience, VideoSettings, is_live, shown_address
 from upwell.shared.errors import ConfigError
 from upwell.shared.platform.background_thread import BackgroundThread
 

@@ -12,7 +12,6 @@ import numpy as np
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Problem
 from upwell.shared.signature.detections import FIELDS, is_detections
 from upwell.shared.signature.picture_headers import encoded_pixels
-from upwell.shared.signature.signature import in_rgb
 from upwell.shared.signature.pixel_budget import BUDGET
 from upwell.shared.signature.signature import (
     Column,
@@ -20,6 +19,7 @@ from upwell.shared.signature.signature import (
     LogicalOutput,
     Signature,
     UplinkEncoding,
+    in_rgb,
     own_signature,
 )
 from upwell.shared.signature.step_values import (

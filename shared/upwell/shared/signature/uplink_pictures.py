@@ -11,9 +11,8 @@ import numpy as np
 
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.signature.picture_headers import form_of, header_pixels, header_size
-from upwell.shared.signature.signature import in_rgb
 from upwell.shared.signature.pixel_budget import BUDGET, DEFAULT_MAX_PIXELS
-from upwell.shared.signature.signature import LogicalInput, OutputKind, Signature, UplinkEncoding
+from upwell.shared.signature.signature import LogicalInput, OutputKind, Signature, UplinkEncoding, in_rgb
 from upwell.shared.tensors import Array
 
 if TYPE_CHECKING:  # imported for models of pictures

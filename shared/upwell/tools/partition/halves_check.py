@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from upwell.cloud.engines.base import Engine, ModelSettings, engine_type
+from upwell.cloud.engines.base import Engine, engine_type
+from upwell.cloud.engines.model_settings import ModelSettings
 from upwell.edge.runtimes.base import Runtime
 from upwell.edge.runtimes.input_check import describe, shape_fits
 from upwell.edge.runtimes.runtime_loader import load_runtime

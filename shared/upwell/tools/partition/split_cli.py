@@ -30,8 +30,8 @@ from upwell.shared.partition.read_graph import read_graph
 from upwell.shared.partition.split.cut_choice import ChosenCut, all_of_plan, best_of_plan, cut_at
 from upwell.shared.partition.split.model_halves import Halves, ModelHalf
 from upwell.shared.partition.split.split_file import WHOLE, CutFacts
-from upwell.shared.partition.split.split_writer import TAILS, Written, check_free, write_split
 from upwell.shared.partition.split.split_model import UnsplitModel
+from upwell.shared.partition.split.split_writer import TAILS, Written, check_free, write_split
 from upwell.shared.partition.torch_graph import TorchModelFile
 from upwell.shared.signature.processor import Processor, chunk_of
 from upwell.shared.tensors import Array

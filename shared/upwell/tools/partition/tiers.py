@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from upwell.cloud.engines.base import Engine, ModelSettings, engine_type
+from upwell.cloud.engines.base import Engine, engine_type
+from upwell.cloud.engines.model_settings import ModelSettings
 from upwell.edge.runtimes.base import Placement, Runtime
 from upwell.edge.runtimes.device_lock import DeviceLock
 from upwell.edge.runtimes.placement import AcceleratorNotUsable

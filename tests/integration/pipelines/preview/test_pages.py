@@ -22,8 +22,8 @@ from upwell.pipelines.events.event_rules import EventRules
 from upwell.pipelines.frame_outcome import AnsweredFrame, DroppedFrame
 from upwell.pipelines.preview.preview import Preview, preview_pages
 from upwell.pipelines.run.frame_loop import FrameLoop
-from upwell.pipelines.sources.source_settings import FolderSettings
 from upwell.pipelines.sources.source_opening import open_source
+from upwell.pipelines.sources.source_settings import FolderSettings
 from upwell.pipelines.steps.geometry import Zones
 from upwell.shared.telemetry.page_server import serve_pages
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from tests.unit.pipelines.sinks.outboxes import FAST
 from upwell.pipelines.sinks.base import Message
-from upwell.pipelines.sinks.sink_settings import JsonlSettings, MqttSettings, SinkSettings, WebhookSettings
 from upwell.pipelines.sinks.outbox import Outbox
 from upwell.pipelines.sinks.sink_opening import open_sinks
+from upwell.pipelines.sinks.sink_settings import JsonlSettings, MqttSettings, SinkSettings, WebhookSettings
 
 PIPELINES = ("dock", "gate")
 WAIT_S = 60.0

@@ -16,8 +16,8 @@ from confluent_kafka import KafkaError
 from tests.integration.pipelines.sinks.clusters import Cluster, Consumed, cluster
 from tests.unit.pipelines.sinks.outboxes import message
 from upwell.pipelines.sinks.base import Message, Poisonous, SinkUnavailable
-from upwell.pipelines.sinks.sink_settings import KafkaSettings
 from upwell.pipelines.sinks.kafka import KafkaPublisher
+from upwell.pipelines.sinks.sink_settings import KafkaSettings
 from upwell.shared.config.security import TlsFiles
 from upwell.shared.errors import ConfigError
 

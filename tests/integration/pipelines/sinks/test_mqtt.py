@@ -29,8 +29,8 @@ from tests.integration.pipelines.sinks.brokers import (
 from tests.pipelines_media import until
 from tests.unit.pipelines.sinks.outboxes import message
 from upwell.pipelines.sinks.base import Poisonous, SinkUnavailable
-from upwell.pipelines.sinks.sink_settings import MqttSettings
 from upwell.pipelines.sinks.mqtt import MqttPublisher
+from upwell.pipelines.sinks.sink_settings import MqttSettings
 from upwell.shared.config.security import TlsFiles
 from upwell.shared.errors import ConfigError
 

@@ -17,8 +17,8 @@ from tests.pipelines_media import number_of, numbered, until
 from upwell.pipelines.frame import Frame
 from upwell.pipelines.sources import folder
 from upwell.pipelines.sources.base import SourceEnded, SourceState
-from upwell.pipelines.sources.source_settings import FolderSettings
 from upwell.pipelines.sources.folder import PictureFolder
+from upwell.pipelines.sources.source_settings import FolderSettings
 
 
 def put(place: Path, name: str, number: int = 0, age_s: float = 60.0) -> Path:

@@ -15,8 +15,8 @@ import pytest
 from tests.integration.pipelines.sources.held import children, held, is_running
 from tests.pipelines_media import MadeVideo, number_of, until
 from upwell.pipelines.sources.base import SourceEnded, SourceState
-from upwell.pipelines.sources.source_settings import CameraSettings, Patience, VideoSettings
 from upwell.pipelines.sources.gstreamer import PROGRAM, command_of
+from upwell.pipelines.sources.source_settings import CameraSettings, Patience, VideoSettings
 from upwell.pipelines.sources.video import VideoSource
 
 needs_gstreamer = pytest.mark.skipif(

@@ -38,9 +38,9 @@ from upwell.pipelines.config.source_config import source_settings
 from upwell.pipelines.frame import Frame
 from upwell.pipelines.sources import mqtt
 from upwell.pipelines.sources.base import SourceEnded, SourceState
-from upwell.pipelines.sources.source_settings import MqttPicturesSettings, Patience
 from upwell.pipelines.sources.mqtt import CAPTURED, UNACKNOWLEDGED, MqttPictures
 from upwell.pipelines.sources.source_opening import open_source
+from upwell.pipelines.sources.source_settings import MqttPicturesSettings, Patience
 from upwell.shared.config.security import TlsFiles
 from upwell.shared.errors import ConfigError
 

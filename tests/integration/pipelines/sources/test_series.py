@@ -29,6 +29,7 @@ from upwell.pipelines.config.source_config import source_settings
 from upwell.pipelines.frame import Frame
 from upwell.pipelines.sources import mqtt
 from upwell.pipelines.sources.base import Source, SourceEnded, SourceState
+from upwell.pipelines.sources.source_opening import open_source
 from upwell.pipelines.sources.source_settings import (
     MqttTopicSettings,
     Patience,
@@ -36,7 +37,6 @@ from upwell.pipelines.sources.source_settings import (
     SeriesShape,
     SeriesTopicSettings,
 )
-from upwell.pipelines.sources.source_opening import open_source
 from upwell.pipelines.sources.windows import WindowShape
 from upwell.shared.config.security import TlsFiles
 from upwell.shared.errors import ConfigError

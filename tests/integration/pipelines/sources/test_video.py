@@ -21,8 +21,8 @@ from tests.integration.pipelines.sources.held import children, held, is_running
 from tests.pipelines_media import LiveServer, MadeVideo, Viewer, jpeg_part, number_of, until
 from upwell.pipelines.frame import Frame
 from upwell.pipelines.sources.base import Source, SourceEnded, SourceState
-from upwell.pipelines.sources.source_settings import VideoSettings
 from upwell.pipelines.sources.frame_slot import WHOLE, Wanted
+from upwell.pipelines.sources.source_settings import VideoSettings
 from upwell.pipelines.sources.video import VideoSource
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")

@@ -21,8 +21,7 @@ from upwell.pipelines.run import infer_step
 from upwell.pipelines.run.frame_loop import FrameLoop
 from upwell.pipelines.run.infer_step import Inference, InferFrame, InferObjects, InferSettings, crop_of
 from upwell.pipelines.steps.geometry import Zones
-from upwell.shared.signature.signature import in_rgb
-from upwell.shared.signature.signature import LogicalInput, Signature
+from upwell.shared.signature.signature import LogicalInput, Signature, in_rgb
 from upwell.shared.tensors import TensorSpec
 
 PICTURE = np.zeros((40, 40, 3), np.uint8)

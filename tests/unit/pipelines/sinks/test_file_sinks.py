@@ -14,8 +14,8 @@ import pytest
 
 from tests.unit.pipelines.sinks.outboxes import message
 from upwell.pipelines.sinks.base import Poisonous, SinkUnavailable
-from upwell.pipelines.sinks.sink_settings import JsonlSettings, PicturesSettings
 from upwell.pipelines.sinks.file_sinks import JsonlFile, PictureFolder, picture_name
+from upwell.pipelines.sinks.sink_settings import JsonlSettings, PicturesSettings
 
 
 def numbers(path: Path) -> list[int]:

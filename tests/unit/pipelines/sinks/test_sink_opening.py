@@ -13,6 +13,7 @@ import pytest
 from tests.unit.pipelines.sinks.outboxes import RecordingSink
 from upwell.pipelines.sinks import sink_opening
 from upwell.pipelines.sinks.base import Sink
+from upwell.pipelines.sinks.sink_opening import open_sink, open_sinks
 from upwell.pipelines.sinks.sink_settings import (
     JsonlSettings,
     KafkaSettings,
@@ -22,7 +23,6 @@ from upwell.pipelines.sinks.sink_settings import (
     SinkSettings,
     WebhookSettings,
 )
-from upwell.pipelines.sinks.sink_opening import open_sink, open_sinks
 from upwell.shared.errors import ConfigError
 
 made: list[RecordingSink] = []

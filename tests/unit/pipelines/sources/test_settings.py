@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from upwell.pipelines.sources import source_opening as opening
 from upwell.pipelines.sources.base import SourceState, SourceStatus
+from upwell.pipelines.sources.source_opening import open_source
 from upwell.pipelines.sources.source_settings import (
     CameraSettings,
     CustomSettings,
@@ -22,7 +23,6 @@ from upwell.pipelines.sources.source_settings import (
     is_live,
     shown_address,
 )
-from upwell.pipelines.sources.source_opening import open_source
 from upwell.pipelines.sources.video import Pauses, is_exclusive, job_of
 from upwell.shared.errors import ConfigError
 

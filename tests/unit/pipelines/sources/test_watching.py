@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from upwell.pipelines.sources import decoder_child
-from upwell.pipelines.sources.source_settings import Patience
 from upwell.pipelines.sources.decoder_child import Handover
 from upwell.pipelines.sources.decoder_process import DecoderProcess
 from upwell.pipelines.sources.frame_slot import WHOLE, FrameSlot, SlotCounts, Wanted
+from upwell.pipelines.sources.source_settings import Patience
 from upwell.pipelines.sources.video import Arrival, Connection
 
 PATIENCE = Patience(silent_s=10, open_s=5)

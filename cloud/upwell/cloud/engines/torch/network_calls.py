@@ -17,8 +17,8 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
-from upwell.cloud.engines.base import Precision
 from upwell.cloud.engines.error_text import reason_of
+from upwell.cloud.engines.model_settings import Precision
 from upwell.shared.errors import ModelFailed
 from upwell.shared.tensors import TensorSpec
 

@@ -22,7 +22,6 @@ os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 import numpy as np
 import torch
 
-from upwell.cloud.engines.base import ModelSettings
 from upwell.cloud.engines.batch_checks_and_buckets import (
     buckets_for,
     check_batch,
@@ -32,6 +31,7 @@ from upwell.cloud.engines.batch_checks_and_buckets import (
 )
 from upwell.cloud.engines.device_loss import run_error
 from upwell.cloud.engines.error_text import reason_of, tellable
+from upwell.cloud.engines.model_settings import ModelSettings
 from upwell.cloud.engines.torch.network_calls import (
     PRECISIONS,
     Forward,

@@ -19,9 +19,9 @@ from upwell.shared.oip.auth.tls_credentials import PemFiles, channel_credentials
 from upwell.shared.oip.codec import converters
 from upwell.shared.oip.codec.tensor_contents import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, ServerMetadata
-from upwell.shared.oip.retry_after import told_by_trailers
 from upwell.shared.oip.grpc.client.interface_relay import InterfaceRelay
 from upwell.shared.oip.grpc.server.servicer import METHODS, SERVICE
+from upwell.shared.oip.retry_after import told_by_trailers
 from upwell.shared.platform.watched_files import WatchedFiles
 
 Options: TypeAlias = tuple[tuple[str, int | str], ...]

@@ -23,13 +23,13 @@ from upwell.shared.config.security import ClientSecurity, TlsFiles, check_endpoi
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.auth.client_token import watch_token
 from upwell.shared.oip.auth.tls_credentials import watch_client_context
-from upwell.shared.oip.retry_after import told_by_headers
 from upwell.shared.oip.grpc.client.client import KINDS, RemoteError, RemoteErrorKind
 from upwell.shared.oip.http.body_converters import error_text
 from upwell.shared.oip.http.client.connection import HttpConnection
 from upwell.shared.oip.http.client.connection_pool import CONNECT_S
 from upwell.shared.oip.http.client.environment_proxy import ProxyRoute, proxy_for
 from upwell.shared.oip.http.replies import CLIENT_CLOSED_REQUEST, RETRY_MS_HEADER, STATUS_HEADER
+from upwell.shared.oip.retry_after import told_by_headers
 
 STATUS_KINDS: Mapping[int, RemoteErrorKind] = {
     HTTPStatus.BAD_REQUEST: RemoteErrorKind.INVALID_ARGUMENT,
