@@ -13,11 +13,8 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-<<<<<<< HEAD
-from upwell.cloud.engines.base import DeviceLost, ModelSettings
-=======
+from upwell.cloud.engines.base import DeviceLost
 from upwell.cloud.engines.model_settings import ModelSettings
->>>>>>> 34946ddd (Engines: the settings of a model have a module, apart from the interface of engines)
 from upwell.cloud.engines.safetensors_weights import refuse_misfits
 from upwell.cloud.engines.torch import networks
 from upwell.cloud.engines.torch.demo import LargeNet

@@ -11,55 +11,15 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import ClassVar, Protocol, TypeAlias, cast
 
-<<<<<<< HEAD
+from upwell.cloud.engines.model_settings import ModelSettings
 from upwell.shared.errors import ConfigError, ExtraMissing, ModelFailed
 from upwell.shared.tensors import Array, TensorSpec
-
-Precision: TypeAlias = Literal["fp32", "fp16", "bf16"]
-"""The precision in which a torch network computes."""
-
-
-@dataclass(frozen=True)
-class ModelSettings:
-    """The settings for running one model; the keys of `cloud.yaml` with defaults filled in."""
-
-    engine: str = "onnx"
-    device: str = "cpu"
-    instances: int = 1
-    threads: int = 1
-    max_batch: int = 1
-    max_queue: int = 64
-    buckets: tuple[int, ...] = ()
-    torch_class: str = ""
-    arguments: Mapping[str, object] = field(default_factory=dict)
-    precision: Precision | None = None
-    compile: bool = False
-    graphs: bool = False
-    providers: tuple[str, ...] = ()
-    trusted: frozenset[str] = frozenset()
-
-    @property
-    def is_on_cpu(self) -> bool:
-        """Whether nothing but the CPU is asked for."""
-        return self._provider_names == {"cpu"} if self._provider_names else self.device == "cpu"
-
-    @property
-    def _provider_names(self) -> frozenset[str]:
-        if self.engine != "onnx":  # those of `defaults` are not for it
-            return frozenset()
-        return frozenset(one.lower().removesuffix("executionprovider") for one in self.providers)
 
 
 class DeviceLost(ModelFailed):
     """A run failed, and so will every later one on its device in this process."""
 
 
-=======
-from upwell.cloud.engines.model_settings import ModelSettings
-from upwell.shared.errors import ConfigError, ExtraMissing
-from upwell.shared.tensors import Array, TensorSpec
-
->>>>>>> 34946ddd (Engines: the settings of a model have a module, apart from the interface of engines)
 StoppableRun: TypeAlias = tuple[Callable[[Mapping[str, Array]], dict[str, Array]], Callable[[], None]]
 """`Engine.run` for a single run, and a function that stops it from another thread: the run then raises `ModelFailed`
 soon. Before and after the run, that function has no effect on any other.

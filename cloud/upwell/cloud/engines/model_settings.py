@@ -9,8 +9,6 @@ from typing import Literal, TypeAlias
 Precision: TypeAlias = Literal["fp32", "fp16", "bf16"]
 """The precision in which a torch network computes."""
 
-_ON_CUDA = frozenset({"cuda", "migraphx", "tensorrt"})
-
 
 @dataclass(frozen=True)
 class ModelSettings:
@@ -35,13 +33,6 @@ class ModelSettings:
     def is_on_cpu(self) -> bool:
         """Whether nothing but the CPU is asked for."""
         return self._provider_names == {"cpu"} if self._provider_names else self.device == "cpu"
-
-    @property
-    def shared_device(self) -> str:
-        """The device on which it takes turns with other models: that of its providers, if they say it."""
-        if self.is_on_cpu:
-            return "cpu"
-        return "cuda" if self.device in ("cpu", "auto") and self._provider_names & _ON_CUDA else self.device
 
     @property
     def _provider_names(self) -> frozenset[str]:
