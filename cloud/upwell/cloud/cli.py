@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from upwell.cloud.config import CloudConfig
-from upwell.shared.config.security import parse_address
+from upwell.shared.config.addresses import parse_address
 from upwell.shared.config.yaml import as_yaml, load_yaml
 from upwell.shared.errors import ConfigError, ExtraMissing
 from upwell.shared.units import parse_bytes, seconds_as_written

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from upwell.shared.config.security import Endpoint, TcpAddress, check_all_differ, parse_endpoint
+from upwell.shared.config.addresses import Endpoint, TcpAddress, check_all_differ, parse_endpoint
 from upwell.shared.config.yaml import FilePart, RelativePath
 from upwell.shared.telemetry.telemetry_keys import LogFormat
 from upwell.shared.units import Bytes, Seconds

@@ -58,7 +58,6 @@ Core errors know no transport: `upwell.shared.oip.error_statuses` maps each to a
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -153,23 +152,6 @@ def printable(text: object) -> str:
     them.
     """
     return "".join(one if one.isprintable() else "\ufffd" for one in str(text))
-
-
-_SCHEME = r"[a-z][a-z0-9+.-]*://"
-_QUERY = r"([a-z][a-z0-9+.-]*:/.*?\?|\S*?\?).+"
-"""An address, even one with a slip in it, and its query; a text with a space before "?" is none."""
-
-
-def without_secrets(text: str) -> str:
-    """A value that may be meant as an address, for a message: without what may be a user, password or token."""
-    address, digest, rest = text.partition("@sha256:")
-    hidden, at, place = address.rpartition("@")
-    scheme = re.match(_SCHEME, hidden, re.IGNORECASE)
-    if "?" in hidden:  # the last @ may lie in the query, and a token behind it
-        return f"{scheme[0] if scheme else ''}…"
-    shown = f"{f'{scheme[0]}…@' if scheme else '…@'}{place}" if at else place
-    query = re.fullmatch(_QUERY, f"{shown}{digest}{rest}", re.IGNORECASE | re.DOTALL)
-    return f"{query[1]}…" if query else f"{shown}{digest}{rest}"
 
 
 @value_class

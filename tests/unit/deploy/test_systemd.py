@@ -15,7 +15,7 @@ from tests.unit.deploy.manifests import DEPLOY
 from upwell.cloud.config import CloudConfig
 from upwell.edge.cli import DRAIN_S
 from upwell.edge.config import AgentConfig
-from upwell.shared.config.security import parse_address
+from upwell.shared.config.addresses import parse_address
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.units import parse_seconds
 

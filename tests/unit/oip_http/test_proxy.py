@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from upwell.shared.config.security import parse_endpoint
+from upwell.shared.config.addresses import parse_endpoint
 from upwell.shared.oip.http.client.environment_proxy import Proxy, proxy_for
 
 PROXY = Proxy("proxy.example", 3128)

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry, Info
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from upwell.shared.config.security import Address, parse_address
+from upwell.shared.config.addresses import Address, parse_address
 from upwell.shared.oip.error_statuses import errors_by_status
 from upwell.shared.platform.background_thread import BackgroundThread, restarts
 from upwell.shared.platform.memory import resident_bytes

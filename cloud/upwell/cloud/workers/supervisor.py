@@ -43,7 +43,7 @@ from upwell.cloud.workers.worker_messages import (
     Statistics,
     encode,
 )
-from upwell.shared.config.security import Address, parse_address
+from upwell.shared.config.addresses import Address, parse_address
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.oip.grpc.server.server import check_free
 from upwell.shared.platform.process import StopSignals, Systemd, stop_signals

@@ -23,7 +23,7 @@ from upwell.cloud.engines.batch_checks_and_buckets import zero_batch
 from upwell.cloud.engines.model_settings import ModelSettings
 from upwell.cloud.repository.model_folders import ModelFolder
 from upwell.cloud.service.model_loader import find_models
-from upwell.shared.config.security import parse_address
+from upwell.shared.config.addresses import parse_address
 from upwell.shared.errors import UpwellError
 
 LIMIT_S = 3.0

@@ -36,7 +36,7 @@ from upwell.fleet.registry.shadow_releases import forget_lines
 from upwell.fleet.rollout.rollout_store import advance, followed
 from upwell.fleet.service.application import Fleet, application
 from upwell.fleet.storage.tables import CERTIFICATES
-from upwell.shared.config.security import Address, parse_address
+from upwell.shared.config.addresses import Address, parse_address
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import read_file
 from upwell.shared.platform.background_thread import BackgroundThread

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
-from upwell.shared.config.security import Endpoint, parse_endpoint
+from upwell.shared.config.addresses import Endpoint, parse_endpoint
 from upwell.shared.config.yaml import FilePart, RelativePath
 from upwell.shared.units import Seconds
 

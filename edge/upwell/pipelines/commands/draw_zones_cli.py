@@ -14,7 +14,7 @@ from upwell.pipelines.events.event_rules import EventRules
 from upwell.pipelines.preview.preview import Preview, preview_pages
 from upwell.pipelines.run.frame_loop import FrameLoop
 from upwell.pipelines.sources.source_opening import open_source
-from upwell.shared.config.security import Address
+from upwell.shared.config.addresses import Address
 from upwell.shared.config.yaml import read_text
 from upwell.shared.errors import ConfigError
 from upwell.shared.platform.background_thread import BackgroundThread

@@ -17,7 +17,7 @@ from upwell.pipelines.preview.preview import preview_pages
 from upwell.pipelines.run.late_answers import LateResults
 from upwell.pipelines.run.pipeline_runner import PipelineRunner
 from upwell.pipelines.run.pipelines_file import load, running_file
-from upwell.shared.config.security import parse_address
+from upwell.shared.config.addresses import parse_address
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import EXIT_FAILED, ConfigError
 from upwell.shared.platform.process import StopSignals, Systemd

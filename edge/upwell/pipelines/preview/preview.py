@@ -19,7 +19,7 @@ from PIL import Image
 
 from upwell.pipelines.frame import FoundObject, Point
 from upwell.pipelines.frame_outcome import AnsweredFrame, PipelineStatus, percentile
-from upwell.shared.config.security import parse_address
+from upwell.shared.config.addresses import parse_address
 from upwell.shared.errors import ConfigError
 from upwell.shared.telemetry.page_server import Page, PageReply, PageRequest
 from upwell.shared.tensors import Array

@@ -22,7 +22,7 @@ from requests.adapters import HTTPAdapter
 
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Progress
 from upwell.edge.updates.sources.partial_archive import Partial, fetch_archive
-from upwell.shared.config.security import Address
+from upwell.shared.config.addresses import Address
 from upwell.shared.oip.retry_after import retry_after_s
 
 CONNECT_S = 10.0

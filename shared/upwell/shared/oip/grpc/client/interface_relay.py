@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from typing import ClassVar
 
-from upwell.shared.config.security import Address
+from upwell.shared.config.addresses import Address
 from upwell.shared.errors import ConfigError
 from upwell.shared.platform.socket_connect import connect
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies_environment
 
-from upwell.shared.config.security import Address
+from upwell.shared.config.addresses import Address
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.http.client.connection import HttpConnection, notice_silence
 from upwell.shared.platform.socket_connect import Hold, connect, left_s
