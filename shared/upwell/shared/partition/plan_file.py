@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from upwell.shared.config.yaml import FilePart
+from upwell.shared.partition.cost_graph import PlacementPlan, Sent
 
 OpenSizes = dict[str, Annotated[int, Field(ge=0, le=(1 << 31) - 1)]]
 """Sizes of open dimensions by name, without the rows."""
@@ -114,3 +115,20 @@ class PlanFacts(FilePart):
     envelope: tuple[PieceFacts, ...] = ()
     advice: AdviceFacts | None = None
     kind: Literal["upwell.partition.plan"] = "upwell.partition.plan"
+
+
+def plan_document(plan: PlacementPlan) -> dict[str, Any]:
+    """The output of `upwell partition plan --graph --json`; with `codec` if a tensor is encoded."""
+    return {
+        "total_s": plan.total_s,
+        "placement": dict(plan.placement),
+        "sent": [_sent(one) for one in plan.sent],
+        "baselines": {"edge_only_s": plan.edge_only_s, "cloud_only_s": plan.cloud_only_s},
+        "alternatives": [{"placement": dict(other.placement), "total_s": other.total_s} for other in plan.alternatives],
+    }
+
+
+def _sent(one: Sent) -> dict[str, Any]:
+    size = int(one.bytes) if one.bytes == int(one.bytes) else one.bytes
+    facts = {"tensor": one.tensor, "from": one.source, "to": one.target, "bytes": size}
+    return {**facts, "codec": one.codec} if one.codec else facts

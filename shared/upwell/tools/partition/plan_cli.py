@@ -14,29 +14,13 @@ from rich.text import Text
 
 from upwell.shared.errors import ConfigError
 from upwell.shared.partition import planner
-from upwell.shared.partition.cost_graph import CostGraph, Placement, PlacementPlan, Sent
+from upwell.shared.partition.cost_graph import CostGraph, Placement, PlacementPlan
 from upwell.shared.partition.cost_graph_file import read_cost_graph
+from upwell.shared.partition.plan_file import plan_document
 from upwell.tools.partition.advice_options import OBJECTIVES, AdviseOptions
 
 _MOST_NODES = 40
 _MOST_TENSORS = 20
-
-
-def document(plan: PlacementPlan) -> dict[str, Any]:
-    """The output of `upwell partition plan --graph --json`; with `codec` if a tensor is encoded."""
-    return {
-        "total_s": plan.total_s,
-        "placement": dict(plan.placement),
-        "sent": [_sent(one) for one in plan.sent],
-        "baselines": {"edge_only_s": plan.edge_only_s, "cloud_only_s": plan.cloud_only_s},
-        "alternatives": [{"placement": dict(other.placement), "total_s": other.total_s} for other in plan.alternatives],
-    }
-
-
-def _sent(one: Sent) -> dict[str, Any]:
-    size = int(one.bytes) if one.bytes == int(one.bytes) else one.bytes
-    facts = {"tensor": one.tensor, "from": one.source, "to": one.target, "bytes": size}
-    return {**facts, "codec": one.codec} if one.codec else facts
 
 
 def show(console: Console, graph: CostGraph, plan: PlacementPlan) -> None:
@@ -173,6 +157,6 @@ def _plan_graph(path: Path, as_json: bool) -> None:
     costs = read_cost_graph(path)
     found = planner.plan(costs)
     if as_json:
-        typer.echo(json.dumps(document(found), allow_nan=False))
+        typer.echo(json.dumps(plan_document(found), allow_nan=False))
     else:
         show(Console(highlight=False), costs, found)
