@@ -29,7 +29,7 @@ from upwell.tools.quantize.onnx_graph import (
     read_model,
     session_of,
 )
-from upwell.tools.quantize.onnx_layers import layers_of
+from upwell.tools.quantize.onnx_layer_errors import layers_of
 from upwell.tools.quantize.quantizer import Arithmetic, Feed, FloatModel, Layer, LayerNode, QuantizeSettings, Run
 
 _METHODS = {

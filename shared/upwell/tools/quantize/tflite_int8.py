@@ -22,7 +22,8 @@ from upwell.edge.runtimes.tflite.runtime import TfliteRuntime
 from upwell.shared.errors import ConfigError
 from upwell.shared.tensors import Array, numpy_dtype
 from upwell.tools.quantize.quantizer import Arithmetic, Feed, FloatModel, Layer, LayerNode, QuantizeSettings, Run
-from upwell.tools.quantize.tflite_graph import layers_of, read_graph, real, stored
+from upwell.tools.quantize.tflite_graph import read_graph
+from upwell.tools.quantize.tflite_layer_errors import layers_of, real, stored
 
 _SHOWN = 3
 
