@@ -1,4 +1,4 @@
-"""A repository of releases as a source of updates: picks the release, fetches its files once, and follows new ones.
+"""A repository of releases as a source of updates: picks the release and fetches its files once.
 
 The fleet service may choose among signed releases, and nothing else.
 """
@@ -8,19 +8,15 @@ from __future__ import annotations
 import hashlib
 import logging
 import shutil
-import threading
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from upwell.edge.bundle.bundle import Bundle, BundleRefused, Refusal
+from upwell.edge.bundle.bundle import BundleRefused, Refusal
 from upwell.edge.bundle.source_address import Reference
 from upwell.edge.updates.releases.device_floor import DeviceFloor
+from upwell.edge.updates.releases.fleet_choice import KeptFleetChoice
 from upwell.edge.updates.releases.release_config import ReleaseSection
 from upwell.edge.updates.releases.release_document import Payload, ReleaseDocument
 from upwell.edge.updates.releases.release_switching import GONE_BACK
@@ -33,10 +29,7 @@ from upwell.edge.updates.releases.repository_transport import (
 from upwell.edge.updates.releases.stored_release import store_release
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Progress
 from upwell.edge.updates.sources.source_opening import open_source
-from upwell.edge.updates.update_follower import Activate, Followed, Outcome, UpdateFollower
-from upwell.edge.updates.version_state import Look
 from upwell.edge.updates.version_store import VersionStore
-from upwell.shared.files import StateFile
 from upwell.shared.platform.system_clock import is_synchronised
 
 if TYPE_CHECKING:
@@ -44,40 +37,6 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger(__name__)
-
-
-class FleetChoice(BaseModel):
-    """`choice.json`: `sequence` None is the newest, 0 is what agent.yaml names; `shadow` is the shadow release, None
-    for none."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    sequence: int | None = Field(None, ge=0)
-    not_before_unix_s: float | None = None
-    shadow: int | None = Field(None, ge=1)
-
-
-class KeptFleetChoice:
-    """A choice that survives the process. Thread-safe."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = StateFile(path, "the choice of a release", "the newest is taken")
-        self._lock = threading.Lock()
-        self._choice = self._file.read(FleetChoice.model_validate, FleetChoice())
-
-    @property
-    def now(self) -> FleetChoice:
-        """The present choice."""
-        return self._choice
-
-    def keep(self, choice: FleetChoice) -> bool:
-        """Set the choice; returns whether it changed. A failing disk is logged."""
-        with self._lock:
-            if choice == self._choice:
-                return False
-            self._choice = choice
-            self._file.write(choice.model_dump())
-        return True
 
 
 UNIT_NAME = "unit"
@@ -238,48 +197,3 @@ def _from_registry(payload: Payload, folder: Path, progress: Progress) -> Path:
         return source.fetch(offer, folder, unless_slow(progress))
     finally:
         source.close()
-
-
-GoBack = Callable[[int], bool]
-"""Goes back to the previous release, by its sequence; returns False if that is not allowed. Raises
-`BundleRefused` if one of the two releases cannot be used."""
-
-
-class ReleaseFollower(UpdateFollower):
-    """An `UpdateFollower` within the choice made. `go_back` and `look_beside` are set once there is an agent."""
-
-    def __init__(
-        self,
-        store: VersionStore,
-        section: Followed,
-        activate: Activate,
-        source: ReleaseSource,
-        choice: KeptFleetChoice,
-        circumstances: str,
-    ) -> None:
-        def activate_chosen(bundle: Bundle) -> Callable[[], None]:
-            serve = activate(bundle)  # that may take minutes
-            source.check_choice(bundle.version)
-            return serve
-
-        super().__init__(store, section, activate_chosen, source, circumstances)
-        self._choice = choice
-        self.go_back: GoBack = lambda _: False
-        self.look_beside: Callable[[], None] = lambda: None
-
-    def look(self, progress: Progress | None = None) -> Outcome:
-        """Look for a release unless the choice says to wait; or go back if that was chosen."""
-        self.look_beside()
-        choice, current = self._choice.now, self.store.state.current
-        chosen = choice.sequence
-        is_early = choice.not_before_unix_s is not None and time.time() < choice.not_before_unix_s
-        if is_early or (chosen == 0 and current == 0):
-            return self._done("nothing_new")
-        if chosen is not None and chosen < current and chosen == self.store.state.previous:
-            self._unnamed = Look()
-            try:
-                if self.go_back(chosen):
-                    return self._done("nothing_new")
-            except BundleRefused as error:
-                return self._refused("", error)
-        return super().look(progress)

@@ -15,7 +15,9 @@ from upwell.edge.updates.model_versions.model_switching import ModelSwitching, P
 from upwell.edge.updates.releases.device_floor import DeviceFloor
 from upwell.edge.updates.releases.release_config import ReleaseSection
 from upwell.edge.updates.releases.release_control import ReleaseControl
-from upwell.edge.updates.releases.release_source import KeptFleetChoice, ReleaseFollower, ReleaseSource, home_of
+from upwell.edge.updates.releases.release_source import ReleaseSource, home_of
+from upwell.edge.updates.releases.release_follower import ReleaseFollower
+from upwell.edge.updates.releases.fleet_choice import KeptFleetChoice
 from upwell.edge.updates.releases.release_switching import (
     ReleaseAgent,
     ReleaseSurroundings,

@@ -1,0 +1,44 @@
+"""The release that the fleet service has chosen for this device, kept over restarts."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from upwell.shared.files import StateFile
+
+
+class FleetChoice(BaseModel):
+    """`choice.json`: `sequence` None is the newest, 0 is what agent.yaml names; `shadow` is the shadow release, None
+    for none."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    sequence: int | None = Field(None, ge=0)
+    not_before_unix_s: float | None = None
+    shadow: int | None = Field(None, ge=1)
+
+
+class KeptFleetChoice:
+    """A choice that survives the process. Thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = StateFile(path, "the choice of a release", "the newest is taken")
+        self._lock = threading.Lock()
+        self._choice = self._file.read(FleetChoice.model_validate, FleetChoice())
+
+    @property
+    def now(self) -> FleetChoice:
+        """The present choice."""
+        return self._choice
+
+    def keep(self, choice: FleetChoice) -> bool:
+        """Set the choice; returns whether it changed. A failing disk is logged."""
+        with self._lock:
+            if choice == self._choice:
+                return False
+            self._choice = choice
+            self._file.write(choice.model_dump())
+        return True
