@@ -17,7 +17,7 @@ from tests.pipelines_run import LIMIT_S, pipelines_text
 from upwell.edge.bundle.bundle import BundleRefused, Refusal
 from upwell.edge.updates.releases.device_floor import DeviceFloor
 from upwell.pipelines.config.pipelines_config import PipelinesConfig
-from upwell.pipelines.run.pipelines_file import check_floor
+from upwell.pipelines.run.released_pipelines import check_floor
 from upwell.shared.routing.policy.policy import Policy
 
 

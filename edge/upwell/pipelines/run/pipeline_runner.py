@@ -1,4 +1,4 @@
-"""Runs several pipelines around one agent, each in its own thread, and follows changes of their file."""
+"""Runs several pipelines around one agent, each in its own thread, and exchanges those that change."""
 
 from __future__ import annotations
 
