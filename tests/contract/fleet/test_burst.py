@@ -14,7 +14,7 @@ import pytest
 
 from tests.fleet_service import service
 from upwell.fleet.opamp import opamp_endpoint
-from upwell.fleet.registry.device_reports import Presence
+from upwell.fleet.registry.device_presence import Presence
 from upwell.fleet.service import server
 
 DEVICES = 12

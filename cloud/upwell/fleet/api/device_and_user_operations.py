@@ -12,15 +12,12 @@ from upwell.fleet import users
 from upwell.fleet.api.operation_table import AdmittedCall, Given, Nothing, Operation, Table, Taken
 from upwell.fleet.enrolment import enrolment
 from upwell.fleet.errors import NotFound
-from upwell.fleet.registry import device_questions, devices, groups
-from upwell.fleet.registry.device_reports import Presence
+from upwell.fleet.registry import device_events, device_questions, devices, groups
+from upwell.fleet.registry.device_presence import SILENT_POLLS, Presence
 from upwell.fleet.registry.devices import Stored
 from upwell.fleet.registry.groups import membership
 from upwell.fleet.users import Role
 from upwell.shared.errors import InvalidRequest
-
-SILENT_POLLS = 5
-"""Number of missed polls after which a device is shown as silent."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}", re.ASCII)
 Sequence: TypeAlias = Annotated[int, Field(ge=0, le=2**53, description="Sequence number of a release.")]
@@ -462,7 +459,7 @@ def _list_events(call: AdmittedCall[Nothing, EventsQuery]) -> Events:
     query = call.query
     with call.state.database.reading() as connection:
         device_id = None if query.device is None else devices.find(connection, query.device)["id"]
-        found = devices.events_after(connection, query.after, query.limit, device_id)
+        found = device_events.events_after(connection, query.after, query.limit, device_id)
     return Events(events=[DeviceEvent(**one) for one in found])
 
 

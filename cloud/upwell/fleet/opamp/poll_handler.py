@@ -10,7 +10,8 @@ from upwell.fleet.enrolment.certificate_authority import IssuedCertificate, read
 from upwell.fleet.enrolment.enrolment import Enrolment
 from upwell.fleet.opamp.opamp_messages import ConnectionSettings, Incoming, PollReply, new_uid
 from upwell.fleet.registry.device_questions import OpenQuestions, answer
-from upwell.fleet.registry.device_reports import Presence, Report
+from upwell.fleet.registry.device_reports import Report
+from upwell.fleet.registry.device_presence import Presence
 from upwell.fleet.registry.devices import Stored, apply, by_certificate, changes_of
 from upwell.fleet.registry.groups import Assignments
 from upwell.fleet.registry.shadow_releases import keep_lines

@@ -30,8 +30,9 @@ from upwell.fleet.errors import DatabaseUnavailable
 from upwell.fleet.opamp.opamp_endpoint import PEER
 from upwell.fleet.opamp.poll_handler import FleetState
 from upwell.fleet.registry.device_questions import forget_questions
-from upwell.fleet.registry.device_reports import PresenceUpdate
-from upwell.fleet.registry.devices import forget_events, forget_history, write_batch
+from upwell.fleet.registry.device_presence import PresenceUpdate
+from upwell.fleet.registry.devices import forget_history, write_batch
+from upwell.fleet.registry.device_events import forget_events
 from upwell.fleet.registry.shadow_releases import forget_lines
 from upwell.fleet.rollout.rollout_store import advance, followed
 from upwell.fleet.service.application import Fleet, application
