@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from upwell.fleet.registry.device_reports import DeviceCounts, Report
+from upwell.fleet.registry.device_reports import DeviceCounts
 from upwell.shared.errors import Refused
 
 POLLS_A_WRITE = 15
