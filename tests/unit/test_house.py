@@ -217,6 +217,8 @@ NEEDS_AN_EXTRA = {
     "upwell.fleet.enrolment.enrolment": {"sqlalchemy"},
     "upwell.fleet.opamp.opamp_endpoint": {"starlette"},
     "upwell.fleet.registry.devices": {"sqlalchemy"},
+    "upwell.fleet.registry.device_presence": {"sqlalchemy"},
+    "upwell.fleet.registry.device_reports": {"sqlalchemy"},
     "upwell.fleet.registry.device_events": {"sqlalchemy"},
     "upwell.fleet.registry.groups": {"cel_expr_python", "sqlalchemy"},
     "upwell.fleet.registry.device_questions": {"sqlalchemy"},

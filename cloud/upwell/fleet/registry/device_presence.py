@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sqlalchemy import Connection, bindparam, insert
+
 from upwell.fleet.registry.device_reports import DeviceCounts
+from upwell.fleet.storage.tables import DEVICES, STATISTICS
 from upwell.shared.errors import Refused
 
 POLLS_A_WRITE = 15
@@ -140,3 +143,37 @@ class Presence:
         seen = self._seen.get(stored["id"])
         known: float | None = stored["last_seen_unix_s"]
         return known if seen is None else max(seen.last_seen_unix_s, known or 0.0)
+
+
+def write_batch(connection: Connection, batch: PresenceUpdate) -> None:
+    """Write when devices were last seen, the drift of their models, and their counts."""
+    if batch.seen:
+        statement = DEVICES.update().where(DEVICES.c.id == bindparam("the_id")).values(last_seen_unix_s=bindparam("at"))
+        connection.execute(statement, [{"the_id": one, "at": at} for one, at in sorted(batch.seen.items())])
+    if batch.drift:
+        statement = DEVICES.update().where(DEVICES.c.id == bindparam("the_id")).values(drift=bindparam("models"))
+        connection.execute(
+            statement, [{"the_id": one, "models": dict(models)} for one, models in sorted(batch.drift.items())]
+        )
+    if batch.counted:
+        statement = DEVICES.update().where(DEVICES.c.id == bindparam("the_id")).values(statistics=bindparam("counted"))
+        counted = [(device_id, at, _counted(one)) for device_id, (at, one) in sorted(batch.counted.items())]
+        connection.execute(statement, [{"the_id": device_id, "counted": one} for device_id, _, one in counted])
+        rows = [
+            {
+                "device_id": device_id,
+                "at_unix_s": at,
+                **{key: one[key] for key in ("release", "since_unix_s", "counts")},
+            }
+            for device_id, at, one in counted
+        ]
+        connection.execute(insert(STATISTICS), rows)
+
+
+def _counted(one: DeviceCounts) -> dict[str, Any]:
+    return {
+        "release": one.release,
+        "since_unix_s": one.since_unix_s,
+        "counts": dict(one.counts),
+        "demand": dict(one.demand),
+    }

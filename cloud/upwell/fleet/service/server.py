@@ -31,7 +31,8 @@ from upwell.fleet.opamp.opamp_endpoint import PEER
 from upwell.fleet.opamp.poll_handler import FleetState
 from upwell.fleet.registry.device_questions import forget_questions
 from upwell.fleet.registry.device_presence import PresenceUpdate
-from upwell.fleet.registry.devices import forget_history, write_batch
+from upwell.fleet.registry.devices import forget_history
+from upwell.fleet.registry.device_presence import write_batch
 from upwell.fleet.registry.device_events import forget_events
 from upwell.fleet.registry.shadow_releases import forget_lines
 from upwell.fleet.rollout.rollout_store import advance, followed
