@@ -22,15 +22,12 @@ from upwell.shared.oip.codec.tensor_contents import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.oip.dataplane import Dataplane
 from upwell.shared.oip.grpc.server.open_streams import DEFAULT_LIMITS, Streams
 from upwell.shared.oip.grpc.server.servicer import add_methods, methods_of
-from upwell.shared.oip.grpc.server.slow_clients import PendingCalls, Registrar, UnreadAnswers
+from upwell.shared.oip.grpc.server.slow_clients import PendingCalls, Registrar, UnreadAnswers, most_unread_bytes
 from upwell.shared.platform.call_threads import CallThreads
 from upwell.shared.platform.process import allow_many_files
 
 _LOOPBACK_ONLY = ServerSecurity()
 _MAX_SOCKET_PATH_BYTES = 107
-_UNREAD_ANSWERS, _LEAST_UNREAD_BYTES = 8, 512 << 20
-"""Answers of maximum size that may wait for their clients to read them, and the least for them, as for bodies over
-HTTP: a small maximum must not cut off slow links."""
 _LEAST_CALLS_PER_CONNECTION = 1024
 _AFTER_CANCEL_S = 2.0
 """Request streams are read as bytes, because gRPC never ends a stream whose message a generated handler cannot read."""
@@ -126,7 +123,7 @@ def start_server(
         maximum_concurrent_rpcs=max_workers,
     )
     # It registers services as the server does, which has more methods.
-    unread = UnreadAnswers(max(_UNREAD_ANSWERS * connections.max_message_bytes, _LEAST_UNREAD_BYTES))
+    unread = UnreadAnswers(most_unread_bytes(connections.max_message_bytes))
     registrar = cast(grpc.Server, Registrar(server, PendingCalls(executor, max_workers, unread)))
     permitted = Permits(dataplane) if tokens else dataplane
     streams = Streams(permitted, executor, unread)

@@ -22,6 +22,7 @@ from upwell.shared.oip.auth.caller import client_key
 from upwell.shared.platform.call_threads import CallThreads, started, yield_permit
 
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+_UNREAD_ANSWERS, _LEAST_UNREAD_BYTES = 8, 512 << 20
 
 
 class PendingCalls:
@@ -61,6 +62,13 @@ class PendingCalls:
             if key is not None and not context.add_callback(lambda: self._unread.remove(key)):
                 self._unread.remove(key)
         return answer
+
+
+def most_unread_bytes(max_message_bytes: int) -> int:
+    """The size of answers that may wait for their clients to read them: some of the largest, and as much as bodies
+    over HTTP, since a small maximum must not cut off slow links.
+    """
+    return max(_UNREAD_ANSWERS * max_message_bytes, _LEAST_UNREAD_BYTES)
 
 
 class UnreadAnswers:
