@@ -17,8 +17,8 @@ import pytest
 
 from tests.faults.raw_http import BROKEN_HTTP, CHUNKED, OK
 from tests.faults.raw_servers import RawServer
-from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.config.addresses import parse_endpoint
+from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.fake_dataplane import EXAMPLE, FakeDataplane

@@ -28,8 +28,8 @@ from tests.faults.scene import BESIDE_OTHERS, CASCADE, ONE, assert_from_cloud, a
 from tests.faults.two_links import DEADLINE_S, RETURN_S, Came
 from upwell.edge.config import CloudSection
 from upwell.edge.server.agent_assembly import _link_and_spool, embedded_agent
-from upwell.shared.config.security import ClientSecurity
 from upwell.shared.config.addresses import parse_address
+from upwell.shared.config.security import ClientSecurity
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.grpc.client.client import OipClient

@@ -24,11 +24,11 @@ from upwell.edge.bundle.open_bundle import NO_TRUST
 from upwell.edge.models.edge_model import EdgeModel
 from upwell.edge.updates.releases import release_source, repository_transport
 from upwell.edge.updates.releases.device_floor import DeviceFloor
+from upwell.edge.updates.releases.fleet_choice import FleetChoice, KeptFleetChoice
 from upwell.edge.updates.releases.release_config import ReleaseSection
 from upwell.edge.updates.releases.release_document import parse_document
-from upwell.edge.updates.releases.release_source import NO_CLOCK, ReleaseSource
 from upwell.edge.updates.releases.release_follower import ReleaseFollower
-from upwell.edge.updates.releases.fleet_choice import FleetChoice, KeptFleetChoice
+from upwell.edge.updates.releases.release_source import NO_CLOCK, ReleaseSource
 from upwell.edge.updates.releases.release_start import ReleaseStart
 from upwell.edge.updates.releases.release_switching import GONE_BACK, ReleaseSurroundings
 from upwell.edge.updates.releases.shadow_follower import SHADOW_NAME, ShadowFollower

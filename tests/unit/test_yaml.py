@@ -11,11 +11,11 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, RootModel, field_validator, model_validator
 from pydantic_core import CoreSchema
 
+from upwell.shared.config.addresses import without_secrets
 from upwell.shared.config.yaml import MAX_FILE_BYTES, FilePart, RelativePath, load_yaml, parse_yaml, resolve
 from upwell.shared.config.yaml_problems import MAX_ERRORS
 from upwell.shared.config.yaml_tree import MAX_DEPTH, MAX_NODES, read_tree
 from upwell.shared.errors import ConfigError
-from upwell.shared.config.addresses import without_secrets
 from upwell.shared.units import Seconds
 
 

@@ -13,9 +13,9 @@ from upwell.edge.case_collection.cases_section import CasesSection
 from upwell.edge.fleet.fleet_config import FleetSection
 from upwell.edge.models.model_config import ModelSection
 from upwell.edge.updates.releases.release_config import ReleaseSection
+from upwell.shared.config.addresses import Endpoint, InterfaceName, ListenAddress
 from upwell.shared.config.located_errors import Location, located
 from upwell.shared.config.security import ClientSecurity, TlsFiles, check_endpoint, check_exposure
-from upwell.shared.config.addresses import Endpoint, InterfaceName, ListenAddress
 from upwell.shared.config.yaml import FilePart, RelativePath, load_yaml
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.server_keys import ServerKeys

@@ -30,8 +30,8 @@ from upwell.edge.config import AgentConfig
 from upwell.edge.models.model_config import EdgeSide, SplitSection
 from upwell.edge.models.runtime_candidates import files_of
 from upwell.edge.spool.open_database import DAMAGED_SUFFIX, check_integrity, connect, is_damage
-from upwell.shared.config.security import TlsFiles
 from upwell.shared.config.addresses import Address, parse_address
+from upwell.shared.config.security import TlsFiles
 from upwell.shared.config.yaml import load_yaml, read_text
 from upwell.shared.errors import EXIT_FAILED, ConfigError, UpwellError
 from upwell.shared.files import open_plain

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.config.addresses import parse_endpoint
+from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.class_labels import LABELS, take_labels
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, Parameter

@@ -11,8 +11,8 @@ import pytest
 from tests.unit.deploy.manifests import DEPLOY, DOCKERFILE, ROOT, container, pod, stages
 from upwell.cloud.config import CloudConfig
 from upwell.edge.config import AgentConfig
-from upwell.shared.config.security import check_endpoint, check_exposure
 from upwell.shared.config.addresses import parse_address
+from upwell.shared.config.security import check_endpoint, check_exposure
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.routing.policy.policy import Policy
 

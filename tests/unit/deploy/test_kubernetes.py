@@ -9,8 +9,8 @@ import pytest
 
 from tests.unit.deploy.manifests import DEPLOY, ROOT, configs, container, documents, only, pod
 from upwell.edge.cli import DRAIN_S
-from upwell.shared.config.security import check_endpoint, check_exposure
 from upwell.shared.config.addresses import parse_address
+from upwell.shared.config.security import check_endpoint, check_exposure
 
 SERVICE, AGENT = DEPLOY / "kubernetes" / "service.yaml", DEPLOY / "kubernetes" / "agent.yaml"
 RUNTIME, ISVC = DEPLOY / "kserve" / "runtime.yaml", DEPLOY / "kserve" / "inference-service.yaml"

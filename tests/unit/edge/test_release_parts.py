@@ -19,10 +19,10 @@ from upwell.edge.models.edge_model import EdgeModel, ServedModel
 from upwell.edge.server.agent_core import AgentCore
 from upwell.edge.updates.model_versions.model_switching import ModelSwitching
 from upwell.edge.updates.releases.device_floor import DeviceFloor
+from upwell.edge.updates.releases.fleet_choice import FleetChoice
 from upwell.edge.updates.releases.release_control import ReleaseControl
 from upwell.edge.updates.releases.release_document import Payload, ReleaseDocument, parse_document
 from upwell.edge.updates.releases.release_source import ReleaseSource
-from upwell.edge.updates.releases.fleet_choice import FleetChoice
 from upwell.edge.updates.releases.release_switching import ReleaseSwitching
 from upwell.edge.updates.releases.repository_transport import FolderTransport, check_small
 from upwell.edge.updates.releases.tuf_client import ReleaseRepository

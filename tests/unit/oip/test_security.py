@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from upwell.shared.config.security import ClientSecurity, ServerSecurity, TlsFiles, check_endpoint, check_exposure
 from upwell.shared.config.addresses import Address, parse_address, parse_endpoint
+from upwell.shared.config.security import ClientSecurity, ServerSecurity, TlsFiles, check_endpoint, check_exposure
 from upwell.shared.errors import ConfigError
 
 TLS = TlsFiles(cert=Path("s.pem"), key=Path("s.key"))

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.ray.replica import QUICK_CALLS, Replica
 from upwell.cloud.service.model_loader import find_models
-from upwell.shared.config.security import check_exposure
 from upwell.shared.config.addresses import parse_address
+from upwell.shared.config.security import check_exposure
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, ExtraMissing, ModelFailed, Problem
 

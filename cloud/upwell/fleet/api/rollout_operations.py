@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from pydantic import Field, StringConstraints
 
 from upwell.fleet.api.device_and_user_operations import Sequence, Text
-from upwell.fleet.registry.device_presence import SILENT_POLLS
 from upwell.fleet.api.operation_table import AdmittedCall, Given, Nothing, Operation, Table, Taken
 from upwell.fleet.registry import devices, groups
+from upwell.fleet.registry.device_presence import SILENT_POLLS
 from upwell.fleet.registry.devices import Stored
 from upwell.fleet.rollout import rollout_store
 from upwell.fleet.rollout.rollout_state import Rollout, RolloutPlan

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 from pydantic import Field, StringConstraints
 
 from upwell.fleet.api.device_and_user_operations import Sequence, Text
-from upwell.fleet.registry.device_presence import SILENT_POLLS
 from upwell.fleet.api.operation_table import AdmittedCall, Given, Nothing, Operation, Table, Taken
 from upwell.fleet.registry import groups, shadow_releases
+from upwell.fleet.registry.device_presence import SILENT_POLLS
 from upwell.fleet.registry.devices import Stored, labels_of
 from upwell.fleet.rollout.wave_plan import RolloutDevice, Wave, deal
 from upwell.shared.errors import InvalidRequest

@@ -9,8 +9,8 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 
 from upwell.fleet.enrolment.certificate_authority import Authority, IssuedCertificate, SigningRequest
 from upwell.fleet.errors import NotFound
-from upwell.fleet.registry.devices import Stored
 from upwell.fleet.registry.device_events import note_event
+from upwell.fleet.registry.devices import Stored
 from upwell.fleet.storage.database import Row, all_rows, one_row
 from upwell.fleet.storage.tables import CERTIFICATES, DEVICES, ENROLMENT_TOKENS
 from upwell.fleet.users import Actor, digest_of, new_id, new_secret, record_audit

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from upwell.fleet.enrolment.certificate_authority import IssuedCertificate, read_request
 from upwell.fleet.enrolment.enrolment import Enrolment
 from upwell.fleet.opamp.opamp_messages import ConnectionSettings, Incoming, PollReply, new_uid
-from upwell.fleet.registry.device_questions import OpenQuestions, answer
-from upwell.fleet.registry.device_reports import Report
 from upwell.fleet.registry.device_presence import Presence
+from upwell.fleet.registry.device_questions import OpenQuestions, answer
+from upwell.fleet.registry.device_reports import Report, apply, changes_of
 from upwell.fleet.registry.devices import Stored, by_certificate
-from upwell.fleet.registry.device_reports import apply, changes_of
 from upwell.fleet.registry.groups import Assignments
 from upwell.fleet.registry.shadow_releases import keep_lines
 from upwell.fleet.storage.database import Database

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from sqlalchemy import Connection, delete, func, insert, select, update
 
 from upwell.fleet.errors import Conflict, NotFound
+from upwell.fleet.registry.device_events import note_event
 from upwell.fleet.registry.device_reports import Shadowed
 from upwell.fleet.registry.devices import Stored
-from upwell.fleet.registry.device_events import note_event
 from upwell.fleet.registry.groups import members
 from upwell.fleet.storage.database import Row, all_rows
 from upwell.fleet.storage.tables import DEVICES, SHADOW_LINES

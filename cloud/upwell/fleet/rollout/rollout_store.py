@@ -11,8 +11,8 @@ from pydantic import TypeAdapter
 from sqlalchemy import Connection, func, insert, select, update
 
 from upwell.fleet.errors import Conflict
-from upwell.fleet.registry.devices import Stored, all_devices, labels_of, variables_of
 from upwell.fleet.registry.device_events import note_event
+from upwell.fleet.registry.devices import Stored, all_devices, labels_of, variables_of
 from upwell.fleet.registry.groups import FRESH_S, all_groups, membership, wanted
 from upwell.fleet.rollout.rollout_state import (
     ON_NEW,

@@ -28,8 +28,8 @@ from upwell.fleet.enrolment.enrolment import Enrolment
 from upwell.fleet.opamp.opamp_endpoint import OpampEndpoint
 from upwell.fleet.opamp.opamp_messages import ConnectionSettings
 from upwell.fleet.opamp.poll_handler import FleetState, Instant, PollHandler
-from upwell.fleet.registry.device_questions import OpenQuestions
 from upwell.fleet.registry.device_presence import Presence
+from upwell.fleet.registry.device_questions import OpenQuestions
 from upwell.fleet.registry.groups import Assignments
 from upwell.fleet.storage.database import Database, all_rows
 from upwell.fleet.storage.tables import DEVICES, FACTS

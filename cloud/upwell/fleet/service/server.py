@@ -29,11 +29,10 @@ from upwell.fleet.enrolment.certificate_authority import Authority
 from upwell.fleet.errors import DatabaseUnavailable
 from upwell.fleet.opamp.opamp_endpoint import PEER
 from upwell.fleet.opamp.poll_handler import FleetState
-from upwell.fleet.registry.device_questions import forget_questions
-from upwell.fleet.registry.device_presence import PresenceUpdate
-from upwell.fleet.registry.devices import forget_history
-from upwell.fleet.registry.device_presence import write_batch
 from upwell.fleet.registry.device_events import forget_events
+from upwell.fleet.registry.device_presence import PresenceUpdate, write_batch
+from upwell.fleet.registry.device_questions import forget_questions
+from upwell.fleet.registry.devices import forget_history
 from upwell.fleet.registry.shadow_releases import forget_lines
 from upwell.fleet.rollout.rollout_store import advance, followed
 from upwell.fleet.service.application import Fleet, application

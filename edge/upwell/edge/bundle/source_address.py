@@ -9,10 +9,9 @@ from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, ValidationInfo
 
-from upwell.shared.config.addresses import Address
+from upwell.shared.config.addresses import Address, without_secrets
 from upwell.shared.config.yaml import resolve
 from upwell.shared.errors import ConfigError
-from upwell.shared.config.addresses import without_secrets
 from upwell.shared.value_classes import value_class
 
 SCHEME = "oci://"

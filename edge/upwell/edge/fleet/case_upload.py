@@ -8,8 +8,8 @@ from functools import partial
 from http import HTTPStatus
 
 from upwell.edge.case_collection.case_delivery import CaseAway, CaseRefused, Put
-from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.config.addresses import parse_endpoint
+from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import parse_json
 from upwell.shared.oip.grpc.client.client import RemoteError

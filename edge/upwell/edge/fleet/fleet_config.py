@@ -6,9 +6,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from upwell.shared.config.addresses import Endpoint, parse_endpoint
+from upwell.shared.config.addresses import Endpoint, parse_endpoint, without_secrets
 from upwell.shared.config.yaml import FilePart, RelativePath
-from upwell.shared.config.addresses import without_secrets
 from upwell.shared.units import Seconds
 
 

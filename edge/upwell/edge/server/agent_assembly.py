@@ -31,8 +31,8 @@ from upwell.edge.server.agent_core import AgentCore, AgentParts
 from upwell.edge.server.state_dir import StateDir
 from upwell.edge.updates.model_versions.model_start import ModelStart, Surroundings, clear_unpacked
 from upwell.edge.updates.model_versions.model_switching import ModelSwitching
-from upwell.shared.config.security import TlsFiles
 from upwell.shared.config.addresses import Address, parse_address
+from upwell.shared.config.security import TlsFiles
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, ExtraMissing, InvalidRequest, ModelFailed, Problem, UpwellError
 from upwell.shared.routing.policy.policy import Policy

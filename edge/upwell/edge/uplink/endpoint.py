@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from typing import TypeAlias
 
 from upwell.edge.uplink.connection_keepalive import RoundTrips, channel_options
-from upwell.shared.config.security import ClientSecurity
 from upwell.shared.config.addresses import parse_endpoint
+from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.open_client import Client, open_client

@@ -20,9 +20,9 @@ from upwell.pipelines.sinks.sink_settings import (
     SinkSettings,
     WebhookSettings,
 )
+from upwell.shared.config.addresses import Address, TcpAddress, parse_address
 from upwell.shared.config.located_errors import Location, located
 from upwell.shared.config.security import TlsFiles
-from upwell.shared.config.addresses import Address, TcpAddress, parse_address
 from upwell.shared.config.yaml import FilePart, RelativePath
 from upwell.shared.errors import ConfigError
 from upwell.shared.units import Bytes, Seconds

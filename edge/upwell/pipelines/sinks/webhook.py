@@ -14,8 +14,8 @@ from urllib.parse import quote, urlsplit
 
 from upwell.pipelines.sinks.base import Message, Poisonous, SinkUnavailable
 from upwell.pipelines.sinks.sink_settings import WebhookSettings
-from upwell.shared.config.security import TlsFiles
 from upwell.shared.config.addresses import Address
+from upwell.shared.config.security import TlsFiles
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.auth.client_token import watch_token
 from upwell.shared.oip.auth.tls_credentials import watch_client_context

@@ -17,9 +17,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, RootModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from upwell.shared.config.addresses import without_secrets
 from upwell.shared.config.yaml_tree import Tree, dotted
 from upwell.shared.errors import Problem
-from upwell.shared.config.addresses import without_secrets
 from upwell.shared.value_classes import value_class
 
 _EXPECTED: Mapping[str, str] = {

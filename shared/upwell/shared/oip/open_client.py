@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from upwell.shared.config.security import ClientSecurity
 from upwell.shared.config.addresses import parse_endpoint
+from upwell.shared.config.security import ClientSecurity
 from upwell.shared.oip.codec.tensor_contents import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.oip.grpc.client.client import LOOPBACK_ONLY, OipClient, PendingInfer
 

@@ -7,10 +7,9 @@ from typing import Annotated, TypeAlias
 
 from pydantic import AfterValidator, Field, model_validator
 
+from upwell.shared.config.addresses import ListenAddress, TcpAddress, check_all_differ, without_secrets
 from upwell.shared.config.security import ServerSecurity, TlsFiles
-from upwell.shared.config.addresses import ListenAddress, TcpAddress, check_all_differ
 from upwell.shared.config.yaml import FilePart, RelativePath
-from upwell.shared.config.addresses import without_secrets
 from upwell.shared.oip.auth.limit_keys import UNLIMITED, Limits
 from upwell.shared.oip.codec.tensor_contents import DEFAULT_MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES
 from upwell.shared.telemetry.telemetry_keys import LogFormat, Traces

@@ -7,9 +7,8 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
-from upwell.shared.config.addresses import Address
+from upwell.shared.config.addresses import Address, without_secrets
 from upwell.shared.config.yaml import FilePart
-from upwell.shared.config.addresses import without_secrets
 from upwell.shared.units import Seconds, Share
 
 LogFormat: TypeAlias = Literal["text", "json"]

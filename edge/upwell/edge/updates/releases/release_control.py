@@ -9,9 +9,9 @@ from typing import Literal
 
 from upwell.edge.bundle.bundle import BundleRefused, Refusal
 from upwell.edge.bundle.open_bundle import NO_TRUST
-from upwell.edge.updates.releases.release_source import ReleaseSource
-from upwell.edge.updates.releases.release_follower import ReleaseFollower
 from upwell.edge.updates.releases.fleet_choice import FleetChoice, KeptFleetChoice
+from upwell.edge.updates.releases.release_follower import ReleaseFollower
+from upwell.edge.updates.releases.release_source import ReleaseSource
 from upwell.edge.updates.releases.release_switching import ReleaseCompanion, ReleaseSwitching
 from upwell.edge.updates.releases.stored_release import StoredRelease, open_release
 from upwell.edge.updates.update_follower import UpdatePoller

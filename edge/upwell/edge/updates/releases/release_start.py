@@ -13,11 +13,11 @@ from upwell.edge.bundle.open_bundle import NO_TRUST
 from upwell.edge.updates.model_versions.model_start import ModelStart
 from upwell.edge.updates.model_versions.model_switching import ModelSwitching, Prepare
 from upwell.edge.updates.releases.device_floor import DeviceFloor
+from upwell.edge.updates.releases.fleet_choice import KeptFleetChoice
 from upwell.edge.updates.releases.release_config import ReleaseSection
 from upwell.edge.updates.releases.release_control import ReleaseControl
-from upwell.edge.updates.releases.release_source import ReleaseSource, home_of
 from upwell.edge.updates.releases.release_follower import ReleaseFollower
-from upwell.edge.updates.releases.fleet_choice import KeptFleetChoice
+from upwell.edge.updates.releases.release_source import ReleaseSource, home_of
 from upwell.edge.updates.releases.release_switching import (
     ReleaseAgent,
     ReleaseSurroundings,

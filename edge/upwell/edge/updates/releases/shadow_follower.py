@@ -8,8 +8,8 @@ from pathlib import Path
 
 from upwell.edge.bundle.bundle import Bundle, BundleRefused, Refusal
 from upwell.edge.models.edge_model import EdgeModel
-from upwell.edge.updates.releases.release_source import ReleaseSource
 from upwell.edge.updates.releases.fleet_choice import KeptFleetChoice
+from upwell.edge.updates.releases.release_source import ReleaseSource
 from upwell.edge.updates.releases.release_switching import ReleaseSurroundings, RunsBeside, opened
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.edge.updates.version_store import VersionStore

@@ -12,8 +12,8 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import grpc
 
-from upwell.shared.config.security import ClientSecurity, check_endpoint
 from upwell.shared.config.addresses import Address
+from upwell.shared.config.security import ClientSecurity, check_endpoint
 from upwell.shared.errors import ConfigError, InvalidRequest, UpwellError
 from upwell.shared.oip.auth.client_token import watch_token
 from upwell.shared.oip.auth.tls_credentials import PemFiles, channel_credentials, watch_pem

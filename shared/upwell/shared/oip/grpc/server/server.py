@@ -12,8 +12,8 @@ from typing import cast
 
 import grpc
 
-from upwell.shared.config.security import ServerSecurity, check_listen
 from upwell.shared.config.addresses import Address, parse_address
+from upwell.shared.config.security import ServerSecurity, check_listen
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.auth.bearer_tokens import TokenInterceptor, known_tokens
 from upwell.shared.oip.auth.caller import Permits

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from upwell.shared.config.security import check_listen
 from upwell.shared.config.addresses import Address, parse_address
+from upwell.shared.config.security import check_listen
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.auth.bearer_tokens import known_tokens
 from upwell.shared.oip.auth.caller import Permits
