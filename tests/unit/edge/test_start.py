@@ -31,6 +31,7 @@ ON_DEMAND = {
     "upwell.edge.runtimes.device_lock", "upwell.edge.runtimes.probe_process", "upwell.shared.config.yaml_problems",
     "upwell.shared.oip.introspection", "upwell.shared.signature.tokenization",
     "upwell.shared.partition.split.split_file", "upwell.shared.routing.drift.drift_reference",
+    "upwell.shared.routing.policy.dropped_denies", "upwell.shared.telemetry.open_collectors",
     "PIL", "cryptography", "google.protobuf", "grpc", "opentelemetry", "prometheus_client", "requests", "sqlite3",
     "importlib.metadata", "shutil", "socket", "subprocess", "tarfile", "tempfile",
 }  # fmt: skip

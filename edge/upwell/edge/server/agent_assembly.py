@@ -37,7 +37,6 @@ from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, ExtraMissing, InvalidRequest, ModelFailed, Problem, UpwellError
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.signature.signature import LogicalInput
-from upwell.shared.telemetry.open_collectors import open_metrics_push, open_tracer
 from upwell.shared.tensors import Array
 
 if TYPE_CHECKING:  # imported where agent.yaml asks for them, since that takes long
@@ -88,8 +87,11 @@ def assemble(config: AgentConfig, on_result: Callable[[SpoolResult], None] | Non
                 warm_up(model.name, model.edge)
             for head in model.heads:
                 warm_up(model.name, head.edge)
-        tracer = open_tracer(section.traces, "upwell-agent", section.name) if section.traces else None
-        if tracer is not None:
+        tracer = None
+        if section.traces is not None:
+            from upwell.shared.telemetry.open_collectors import open_tracer
+
+            tracer = open_tracer(section.traces, "upwell-agent", section.name)
             on_failure.callback(tracer.delivery.close)
         parts = AgentParts(
             name=section.name,
@@ -168,12 +170,13 @@ def _report(agent: AgentCore, config: AgentConfig) -> FleetPoller | None:
         has_name = "name" in config.agent.model_fields_set
         instance = agent.name if has_name else platform.node()
         uid = "" if poller is None else poller.instance_uid
+        from upwell.edge.observe.metric_families import counter_by
+        from upwell.shared.telemetry.open_collectors import open_metrics_push
+
         push = open_metrics_push(
             config.agent.otlp, agent.metrics.registry.collect, partial(resource_attributes, view, instance, uid)
         )
         agent.close_with(push.close)
-        from upwell.edge.observe.metric_families import counter_by
-
         text = "Pushes of the metrics, by outcome."
         agent.metrics.export(lambda: [counter_by("upwell_otlp_pushes", text, "became", push.became)])
     return poller

@@ -42,7 +42,6 @@ from upwell.edge.server.state_dir import StateDir
 from upwell.shared.errors import ConfigError, DeadlineExceeded, ModelFailed, ModelNotFound, Unavailable, UpwellError
 from upwell.shared.platform.closing import Closing
 from upwell.shared.routing.decide.router_state import EdgeRan
-from upwell.shared.routing.policy.dropped_denies import dropped_denies
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.request_tags import NO_TAGS
 from upwell.shared.telemetry.tracing import Tracer
@@ -233,6 +232,8 @@ class AgentCore(Closing):
 
     def _take_policy(self, policy: Policy) -> str:
         """Use this policy from now on; returns why not, or ""."""
+        from upwell.shared.routing.policy.dropped_denies import dropped_denies  # only when a policy changes
+
         former = self.router.policy
         dropped = dropped_denies(former, policy)
         if dropped and policy.replaces != former.digest:
