@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from upwell.cloud.batching.batcher import Batcher
-from upwell.cloud.engines.base import DeviceLost, ModelSettings
+from upwell.cloud.engines.base import DeviceLost
 from upwell.cloud.engines.device_loss import run_error
 from upwell.cloud.engines.fake import FakeEngine
+from upwell.cloud.engines.model_settings import ModelSettings
 from upwell.cloud.service.cloud_service import CloudService
 from upwell.cloud.service.model_loader import CloudModel
 from upwell.shared.errors import ModelFailed, Unavailable
