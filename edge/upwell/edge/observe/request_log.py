@@ -21,7 +21,6 @@ from upwell.shared.files import append_line, open_log
 from upwell.shared.platform.background_thread import BackgroundThread
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.routing.request_log_line import LONGEST_LINE_BYTES, LogLine
-from upwell.shared.routing.request_log_line import LogLine
 from upwell.shared.signature.answer_agreement import Judge
 from upwell.shared.tensors import Array
 
