@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import json
 import logging
 import os
 import re
+import secrets
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from io import BufferedReader
@@ -150,6 +153,39 @@ def write_named(path: Path, data: bytes, option: str = "", like: Path | None = N
     """
     with ConfigError.on_os_error(path, "cannot be written", option):
         write_whole(path, data, None if like is None else stat.S_IMODE(like.stat().st_mode))
+
+
+@contextlib.contextmanager
+def new_folder(path: Path, option: str = "", *, replaces: bool = False) -> Iterator[Path]:
+    """A folder that appears at `path`, which a person chose with `option`, once the block has succeeded.
+
+    There must be none yet, unless it `replaces` that. One that a killed process left behind (a name with a dot and
+    `.new`) is removed. Raises `ConfigError`.
+    """
+    if not replaces and os.path.lexists(path):
+        raise ConfigError.at(path, "already exists; expected a new folder", option)
+    real = Path(os.path.realpath(path))
+    draft, old = (real.with_name(f".{real.name}.{secrets.token_hex(4)}.{kind}") for kind in ("new", "old"))
+    with ConfigError.on_os_error(path, "cannot be written", option):
+        try:
+            real.parent.mkdir(parents=True, exist_ok=True)
+            for left in real.parent.glob(f".{glob.escape(real.name)}.*.new"):
+                shutil.rmtree(left, ignore_errors=True)
+            draft.mkdir()
+            yield draft
+            sync_tree(draft)
+            if replaces and real.exists():
+                real.rename(old)
+            try:
+                draft.rename(real)
+            except OSError:
+                if old.exists():
+                    old.rename(real)
+                raise
+            sync_folder(real.parent)
+        finally:
+            for one in (draft, old):
+                shutil.rmtree(one, ignore_errors=True)
 
 
 def sync_folder(folder: Path) -> None:

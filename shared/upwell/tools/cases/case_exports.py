@@ -6,14 +6,11 @@ says which case went where, so that erased cases can be found there.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import hashlib
 import io
 import json
-import os
 import re
-import secrets
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +24,7 @@ from PIL import Image
 
 from upwell.edge.case_collection.collected_case import CaseFacts, CollectedCase
 from upwell.shared.errors import ConfigError, ExtraMissing, InvalidRequest
-from upwell.shared.files import read_json, sync_folder, sync_tree, write_named
+from upwell.shared.files import read_json, write_named
 from upwell.shared.signature.picture_codec import decode
 from upwell.shared.signature.pixel_budget import DEFAULT_MAX_PIXELS
 from upwell.tools.cases.case_labels import Label, LabelledBox, answer_label
@@ -118,35 +115,6 @@ class ExportTask:
     labels: Mapping[str, Label]
     side: Side
     lost: set[str] = field(default_factory=set)
-
-
-@contextlib.contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """A folder that appears at `path` once the block has succeeded. Raises `ConfigError`.
-
-    One that a killed process left behind (a name with a dot and `.new`) is removed.
-    """
-    if path.exists() or path.is_symlink():
-        raise ConfigError.at(path, "already exists; expected a new folder", "--out")
-    with ConfigError.on_os_error(path, "cannot be written", "--out"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for left in path.parent.glob(f".{_escaped(path.name)}.*.new"):
-            shutil.rmtree(left, ignore_errors=True)
-        draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
-        draft.mkdir()
-    try:
-        yield draft
-        sync_tree(draft)
-        os.rename(draft, path)
-        sync_folder(path.parent)
-    except OSError as error:
-        raise ConfigError.at(path, f"cannot be written: {error.strerror or error}", "--out") from None
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-
-
-def _escaped(name: str) -> str:
-    return "".join(f"[{one}]" if one in "*?[" else one for one in name)
 
 
 def exported(task: ExportTask, folder: Path, pictures: str = "images") -> Iterator[Exported]:

@@ -15,9 +15,9 @@ import typer
 
 from upwell.edge.case_collection.collected_case import CaseFacts, CollectedCase
 from upwell.shared.errors import ConfigError, InvalidRequest, printable
-from upwell.shared.files import read_file, write_named
+from upwell.shared.files import new_folder, read_file, write_named
 from upwell.shared.units import count_of
-from upwell.tools.cases.case_exports import FORMATS, ExportTask, LeftOut, Side, new_folder, note_export
+from upwell.tools.cases.case_exports import FORMATS, ExportTask, LeftOut, Side, note_export
 from upwell.tools.cases.case_labels import IMPORTS, import_labels, read_labels, write_labels
 from upwell.tools.cases.case_source import CaseLost, open_source
 from upwell.tools.cases.cases_to_label import choose, features_of, hardness_of
@@ -60,7 +60,7 @@ def export(
     if not found:
         raise ConfigError.at(cases, f"there are no cases to export (--set {which}); see `upwell cases stats`")
     url = f"/data/local-files/?d={out.name}/" if picture_url is None else picture_url
-    with progress() as bar, new_folder(out) as folder, source.reading() as read_case:
+    with progress() as bar, new_folder(out, "--out") as folder, source.reading() as read_case:
         step = bar.add_task("cases", total=len(found))
 
         def read(id: str) -> CollectedCase:

@@ -6,8 +6,6 @@ import hashlib
 import json
 import math
 import os
-import secrets
-import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from upwell.shared.errors import EXIT_FAILED, ConfigError, ExtraMissing
-from upwell.shared.files import parse_json, sync_folder, sync_tree, write_named
+from upwell.shared.files import new_folder, parse_json, write_named
 from upwell.tools.terminal import AsJson, plain, stdout_console
 
 if TYPE_CHECKING:
@@ -154,19 +152,10 @@ def _write(out: Path, program: Program) -> None:
     """Create the folder with both files, or nothing. Raises `ConfigError`."""
     from safetensors.numpy import save
 
-    draft = out.with_name(f".{out.name}.{secrets.token_hex(4)}.new")
-    try:
-        draft.mkdir(parents=True)
+    with new_folder(out) as draft:
         (draft / "model.jax").write_bytes(program.data)
         if program.weights:
             (draft / "model.safetensors").write_bytes(save(dict(program.weights)))
-        sync_tree(draft)
-        draft.rename(out)
-        sync_folder(out.parent)
-    except OSError as error:
-        raise ConfigError.at(out, f"cannot be written: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _report(out: Path, program: Program, platforms: Sequence[str], worst: float, holds: bool) -> dict[str, Any]:

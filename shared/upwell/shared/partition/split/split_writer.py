@@ -8,16 +8,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import secrets
-import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
 from upwell.shared.config.located_errors import invalid_as
 from upwell.shared.errors import ConfigError
-from upwell.shared.files import Unconfined, plain_file, read_file, sync_folder, sync_tree
+from upwell.shared.files import Unconfined, new_folder, plain_file, read_file
 from upwell.shared.formats.torch_program import FILE_NAME as PROGRAM_FILE
 from upwell.shared.partition.model_graph import Tensor, known_bytes
 from upwell.shared.partition.split.cut_choice import ChosenCut
@@ -85,7 +83,7 @@ def write_split(
     facts: list[CutFacts] = []
     sizes: dict[str, FileSizes] = {}
     remarks: dict[str, None] = {}
-    with _replacing(out) as draft:
+    with new_folder(out, "--out", replaces=True) as draft:
         for chosen, halves in cuts:
             name, described = chosen.name, _described(whole, halves)
             tail = tail_name(whole.name, name, halves.digest)
@@ -181,28 +179,3 @@ def _is_split(folder: Path) -> bool:
         read_split(folder)
         return True
     return False
-
-
-@contextlib.contextmanager
-def _replacing(out: Path) -> Iterator[Path]:
-    """A new folder that replaces `out` when the block succeeds, and is removed when it fails."""
-    out = Path(os.path.realpath(out))
-    draft, old = (out.with_name(f".{out.name}.{secrets.token_hex(4)}.{kind}") for kind in ("new", "old"))
-    try:
-        draft.mkdir()
-        yield draft
-        sync_tree(draft)
-        if out.exists():
-            out.rename(old)
-        try:
-            draft.rename(out)
-        except OSError:
-            if old.exists():
-                old.rename(out)
-            raise
-        sync_folder(out.parent)
-    except OSError as error:
-        raise ConfigError.at(out, f"cannot be written: {error.strerror or error}", "--out") from None
-    finally:
-        for left in (draft, old):
-            shutil.rmtree(left, ignore_errors=True)
