@@ -61,16 +61,14 @@ PAGE = 100
 _DEGRADED = "degraded."
 MAX_FORM_BYTES = 16 << 10
 _HERE = Path(__file__).parent
-_FILES = MappingProxyType(
-    {
-        "app.js": "text/javascript; charset=utf-8",
-        "style.css": "text/css; charset=utf-8",
-        "icon.svg": "image/svg+xml",
-        "vendor/htmx.min.js": "text/javascript; charset=utf-8",
-        "vendor/uPlot.iife.min.js": "text/javascript; charset=utf-8",
-        "vendor/uPlot.min.css": "text/css; charset=utf-8",
-    }
-)
+_FILES: Mapping[str, str] = {
+    "app.js": "text/javascript; charset=utf-8",
+    "style.css": "text/css; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+    "vendor/htmx.min.js": "text/javascript; charset=utf-8",
+    "vendor/uPlot.iife.min.js": "text/javascript; charset=utf-8",
+    "vendor/uPlot.min.css": "text/css; charset=utf-8",
+}
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; "
@@ -78,16 +76,14 @@ _POLICY = (
 )
 """Content security policy: no other origins, nothing inline, no framing."""
 
-_HEADERS = MappingProxyType(
-    {
-        "Cache-Control": "no-store",
-        "Content-Security-Policy": _POLICY,
-        "Cross-Origin-Opener-Policy": "same-origin",
-        "Cross-Origin-Resource-Policy": "same-origin",
-        "Referrer-Policy": "same-origin",
-        "X-Content-Type-Options": "nosniff",
-    }
-)
+_HEADERS: Mapping[str, str] = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": _POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+}
 _TABLES = (device_and_user_operations.TABLE, rollout_operations.TABLE, budget_operations.TABLE, shadow_operations.TABLE)
 _OPERATIONS = {one.name: one for table in _TABLES for one in table}
 _DONE = {"pause": "pauseRollout", "resume": "resumeRollout", "back": "takeRolloutBack"}

@@ -26,10 +26,8 @@ from upwell.shared.config.cel_expressions import FUNCTIONS, compile_expression, 
 from upwell.shared.errors import InvalidRequest
 
 _TEXT = cel.Type.STRING
-_VARIABLES = MappingProxyType(
-    {"labels": cel.Type.Map(_TEXT, _TEXT), "name": _TEXT, "version": _TEXT, "os": _TEXT, "arch": _TEXT}
-)
-_ENVIRONMENT = cel.NewEnv(variables=dict(_VARIABLES))
+_VARIABLES = {"labels": cel.Type.Map(_TEXT, _TEXT), "name": _TEXT, "version": _TEXT, "os": _TEXT, "arch": _TEXT}
+_ENVIRONMENT = cel.NewEnv(variables=_VARIABLES)
 _NOTHING = MappingProxyType({"labels": {}, "name": "", "version": "", "os": "", "arch": ""})
 
 

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -198,17 +197,15 @@ def _jpeg(pixels: Array) -> bytes:
     return file.getvalue()
 
 
-_FILES = MappingProxyType(
-    {
-        "": ("index.html", "text/html; charset=utf-8"),
-        "app.js": ("app.js", "text/javascript; charset=utf-8"),
-        "picture.js": ("picture.js", "text/javascript; charset=utf-8"),
-        "figures.js": ("figures.js", "text/javascript; charset=utf-8"),
-        "drawing.js": ("drawing.js", "text/javascript; charset=utf-8"),
-        "style.css": ("style.css", "text/css; charset=utf-8"),
-        "icon.svg": ("icon.svg", "image/svg+xml"),
-    }
-)
+_FILES: Mapping[str, tuple[str, str]] = {
+    "": ("index.html", "text/html; charset=utf-8"),
+    "app.js": ("app.js", "text/javascript; charset=utf-8"),
+    "picture.js": ("picture.js", "text/javascript; charset=utf-8"),
+    "figures.js": ("figures.js", "text/javascript; charset=utf-8"),
+    "drawing.js": ("drawing.js", "text/javascript; charset=utf-8"),
+    "style.css": ("style.css", "text/css; charset=utf-8"),
+    "icon.svg": ("icon.svg", "image/svg+xml"),
+}
 """Maps paths below /preview/ to files of this package and their content types."""
 
 _POLICY = (
@@ -218,16 +215,14 @@ _POLICY = (
 )
 """Content security policy: no other origins, nothing inline, no framing. Text of a model or file cannot become HTML."""
 
-_HEADERS = MappingProxyType(
-    {
-        "Cache-Control": "no-store",
-        "Content-Security-Policy": _POLICY,
-        "Cross-Origin-Opener-Policy": "same-origin",
-        "Cross-Origin-Resource-Policy": "same-origin",
-        "Referrer-Policy": "no-referrer",
-        "X-Content-Type-Options": "nosniff",
-    }
-)
+_HEADERS: Mapping[str, str] = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": _POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
 _TEXT = "text/plain; charset=utf-8"
 
 

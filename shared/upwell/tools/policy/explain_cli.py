@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Mapping
 from datetime import datetime, timezone, tzinfo
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any
 from zoneinfo import ZoneInfo
 
@@ -25,17 +25,15 @@ from upwell.shared.routing.policy.policy import Policy, Rule
 from upwell.shared.routing.reasons import chance_in_words
 from upwell.tools.terminal import AsJson, PolicyArgument, finite, plain
 
-_UNITS = MappingProxyType(
-    {
-        "deadline": " s",
-        "hedge.after": " s",
-        "large.above": " bytes",
-        "record.keep": " bytes",
-        "energy.inference": " J",
-        "energy.uplink_byte": " J",
-        "source.rate": "/s",
-    }
-)
+_UNITS: Mapping[str, str] = {
+    "deadline": " s",
+    "hedge.after": " s",
+    "large.above": " bytes",
+    "record.keep": " bytes",
+    "energy.inference": " J",
+    "energy.uplink_byte": " J",
+    "source.rate": "/s",
+}
 
 
 def explain(

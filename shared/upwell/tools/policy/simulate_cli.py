@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -39,16 +38,14 @@ from upwell.tools.plot_style import check_plot
 from upwell.tools.policy.request_log_reader import read_log
 from upwell.tools.terminal import AsJson, PolicyArgument, key_values, parsed, plain, progress, share, stderr_console
 
-_TITLES = MappingProxyType(
-    {
-        "policy": "policy",
-        "compare": "other",
-        "edge_only": "edge only",
-        "cloud_only": "cloud only",
-        "random_share": "random",
-        "oracle": "oracle",
-    }
-)
+_TITLES: Mapping[str, str] = {
+    "policy": "policy",
+    "compare": "other",
+    "edge_only": "edge only",
+    "cloud_only": "cloud only",
+    "random_share": "random",
+    "oracle": "oracle",
+}
 
 
 def _share(value: float | None) -> str:
