@@ -124,7 +124,7 @@ class CaseStore(TransactionalStore):
         if gone:
             self._held_bytes = {}
             self.counted["dropped_old"] += gone
-            self._forget_signatures()
+            self._connection.execute("DELETE FROM signatures WHERE number NOT IN (SELECT signature FROM cases)")
         wall_s = min(now_s, time.time())  # a day has the wall clock's name, which may be far behind after a boot
         day = datetime.fromtimestamp(max(0.0, wall_s - _DAYS_KEPT * 86400), timezone.utc).date().isoformat()
         self._connection.execute("DELETE FROM days WHERE day < ?", (day,))
@@ -152,9 +152,6 @@ class CaseStore(TransactionalStore):
         text = facts.signature.model_dump_json()
         self._connection.execute("INSERT OR IGNORE INTO signatures (text) VALUES (?)", (text,))
         return self._number("SELECT number FROM signatures WHERE text = ?", text)
-
-    def _forget_signatures(self) -> None:
-        self._connection.execute("DELETE FROM signatures WHERE number NOT IN (SELECT signature FROM cases)")
 
     def _where(self, part: str) -> tuple[str, ...]:
         return ("model = ?", part)

@@ -173,7 +173,7 @@ class Loader:
 
         def load() -> None:
             try:
-                found = self._on_accelerator()
+                found = self._first(accelerated(self.side, self._files.models), "ready", [])
             except Exception as error:  # noqa: BLE001 (whoever waits must learn how it ended)
                 _log.exception("model %s: loading it on an accelerator failed unexpectedly", self.name)
                 found = None, [RuntimeAttempt("the accelerator", f"internal error: {error!r}")]
@@ -204,10 +204,6 @@ class Loader:
 
         outcome.add_done_callback(settle)
         return Loading(model, final)
-
-    def _on_accelerator(self) -> _Outcome:
-        """The model on the first usable accelerator, if any, and the attempts before it."""
-        return self._first(accelerated(self.side, self._files.models), "ready", [])
 
     def _on_cpu(self, state: State, before: Sequence[RuntimeAttempt]) -> EdgeModel:
         """The model on the CPU, reported as in `state` after the attempts `before`.

@@ -199,7 +199,7 @@ class Store(TransactionalStore):
 
         Excludes the models in `apart_from`.
         """
-        others = _other_than(apart_from)
+        others = f"model NOT IN ({', '.join('?' * len(apart_from))})"
         query = (
             f"{_STORED} WHERE state = 'waiting' AND kind = ? AND next_s <= ? AND {others} "
             "ORDER BY next_s, items.rowid LIMIT 1"
@@ -312,11 +312,6 @@ class Store(TransactionalStore):
 
     def _where(self, part: str) -> tuple[str, ...]:
         return (part,)
-
-
-def _other_than(models: Collection[str]) -> str:
-    """The SQL condition that excludes these models, with a placeholder for each name."""
-    return f"model NOT IN ({', '.join('?' * len(models))})"
 
 
 def _replaced(row: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:

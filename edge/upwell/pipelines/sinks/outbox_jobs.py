@@ -125,7 +125,9 @@ class OutboxJobs:
             while not job.is_done:  # the former holder of the lock may have done it
                 if time.monotonic() >= self._expire_s:
                     self._expire_s = time.monotonic() + _EXPIRE_S
-                    self._jobs.appendleft(_Job(self._expire, False))
+                    self._jobs.appendleft(
+                        _Job(lambda store: store.expire(self.now_s() - self._limits.max_age_s), False)
+                    )
                 group = [self._jobs.popleft() for _ in range(min(_GROUP, len(self._jobs)))]
                 try:
                     self._serve(group)
@@ -161,9 +163,6 @@ class OutboxJobs:
         with self._lock:
             self._closed = True
             self._close_store()
-
-    def _expire(self, store: OutboxStore) -> None:
-        store.expire(self.now_s() - self._limits.max_age_s)
 
     def _serve(self, group: Sequence[_Job[Any]], *, may_begin_anew: bool = True) -> None:
         try:

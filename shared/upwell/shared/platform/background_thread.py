@@ -19,10 +19,6 @@ _restarts: Counter[str] = Counter()
 _lock = threading.Lock()
 
 
-def _never() -> bool:
-    return False
-
-
 class BackgroundThread(threading.Thread):
     """A daemon thread that runs `loop` until it returns, or until it has failed and `is_over` returns True.
 
@@ -30,7 +26,7 @@ class BackgroundThread(threading.Thread):
     logged with its traceback but without its text, which may quote a request, and counted by `name`.
     """
 
-    def __init__(self, name: str, loop: Callable[[], None], is_over: Callable[[], bool] = _never) -> None:
+    def __init__(self, name: str, loop: Callable[[], None], is_over: Callable[[], bool] = lambda: False) -> None:
         super().__init__(name=name, daemon=True)
         self._loop = loop
         self._is_over = is_over

@@ -204,12 +204,12 @@ class _Table:
         except ValueError as error:
             raise InvalidRequest(f"record {row} is not JSON: {error}") from None
         if not isinstance(given, dict):
-            raise InvalidRequest(f"record {row} is not a JSON object; expected one such as {{{self._example()}}}")
+            example = ", ".join(f'"{one.name}": …' for one in self._columns[:3])
+            raise InvalidRequest(f"record {row} is not a JSON object; expected one such as {{{example}}}")
         unknown = sorted(set(given) - self._known)
         if unknown:
-            raise InvalidRequest(
-                f"record {row} has the unknown column {unknown[0]!r}; expected columns: {self._listed()}"
-            )
+            known = ", ".join(sorted(self._known))
+            raise InvalidRequest(f"record {row} has the unknown column {unknown[0]!r}; expected columns: {known}")
         return given
 
     def _number(self, value: Any, column: Column, row: int) -> float | None:
@@ -237,12 +237,6 @@ class _Table:
         if not (low <= value <= high and (dtype.kind != "i" or float(value).is_integer())):
             raise InvalidRequest(f"record {row}: {name} is {value!r:.40}, which {self._op.dtype} cannot hold")
         return value
-
-    def _listed(self) -> str:
-        return ", ".join(sorted(self._known))
-
-    def _example(self) -> str:
-        return ", ".join(f'"{one.name}": …' for one in self._columns[:3])
 
 
 def _is_nan(value: object) -> bool:

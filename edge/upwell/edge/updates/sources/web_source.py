@@ -67,7 +67,9 @@ class Web:
             response.close()
             target = urljoin(url, target)
             if not is_safe(target, after=url):
-                raise FetchFailed(f"{host_of(url)}: redirects to {_scheme_and_host(target)}; expected https")
+                raise FetchFailed(
+                    f"{host_of(url)}: redirects to {urlsplit(target).scheme}://{host_of(target)}; expected https"
+                )
             if _origin(target) != _origin(url):
                 sent.pop("Authorization", None)
             url = target
@@ -211,10 +213,6 @@ def host_of(url: str | None) -> str:
     return parts.netloc.rpartition("@")[2]
 
 
-def _scheme_and_host(url: str) -> str:
-    return f"{urlsplit(url).scheme}://{host_of(url)}"
-
-
 def _origin(url: str) -> tuple[str, str | None, int | None]:
     parts = urlsplit(url)
     return parts.scheme, parts.hostname, parts.port
@@ -234,18 +232,14 @@ def _why(error: BaseException) -> str:
         if isinstance(cause, ssl.SSLCertVerificationError):
             return f"its certificate is not trusted: {cause.verify_message}"
         inner = getattr(cause, "reason", None)
-        causes = [one for one in (inner, *cause.args, cause.__cause__, cause.__context__) if _is_error(one)]
-        cause = next((one for one in causes if one not in seen), None)
+        causes = (inner, *cause.args, cause.__cause__, cause.__context__)
+        cause = next((one for one in causes if isinstance(one, BaseException) and one not in seen), None)
     if any(isinstance(one, (requests.Timeout, urllib3.exceptions.TimeoutError, TimeoutError)) for one in seen):
         return "does not answer in time"
     if any(isinstance(one, ssl.SSLError) for one in seen):
         return "no TLS connection"
     said = next((one.strerror for one in seen if isinstance(one, OSError) and one.strerror), "")
     return said or "the connection broke"
-
-
-def _is_error(value: object) -> bool:
-    return isinstance(value, BaseException)
 
 
 _NOTHING_THERE = frozenset({404, 410})

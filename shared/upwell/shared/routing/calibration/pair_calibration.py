@@ -132,7 +132,7 @@ def calibration_of(
         unknown=len(sample) - len(sample.known),
         chosen=chosen,
         held_out=found(held_out, cut, target.confidence),
-        nothing_hard=found(chosen_on, _nothing_hard(chosen_on), target.confidence),
+        nothing_hard=found(chosen_on, float(chosen_on.cuts()[-1]), target.confidence),
         sample=chosen_on,
         discrimination=worth,
         warnings=(*worth.warnings(hard.measure), *_warnings(sample, target), *_not_moved(lines, hard.measure, moves)),
@@ -256,11 +256,6 @@ def _check_scores(sample: Sample, lines: Sequence[LogLine], hard: HardSettings) 
         has = f"only {', '.join(logged)}" if logged else "no hardness and no logits"
         raise CannotCalibrate(f"the policy uses the measure {hard.measure}, but the log has {has}")
     raise CannotCalibrate(f"rules, size or missing scores decide every request; {hard.measure} decides none")
-
-
-def _nothing_hard(sample: Sample) -> float:
-    """The cut above which only rows that must go are offloaded."""
-    return float(sample.cuts()[-1])
 
 
 def _warnings(sample: Sample, target: Target) -> tuple[str, ...]:
