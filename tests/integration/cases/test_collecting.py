@@ -263,9 +263,8 @@ def test_purge_reaches_flights_outbox_and_amendments_and_spares_what_is_not_mean
             body = f"event of {person}".encode()
             message = ("dock", 0.0, 1, person, "enter", 1, "digits", tags, body, b"")
             outbox.execute("INSERT INTO messages VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", message)
-        outbox.execute(
-            "INSERT INTO poisoned VALUES (NULL, 's', '', 1, '', 'dock', 'enter', 1, ?, x'')", (who.encode(),)
-        )
+            aside = ("s", "", 0, 1, person, "dock", "enter", 1, "digits", tags, body, b"")
+            outbox.execute("INSERT INTO poisoned VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", aside)
     with closing(_open(state / AMENDMENTS_NAME)) as waiting, waiting:
         waiting.execute("INSERT INTO waiting VALUES (?, 0, ?)", (answer.spool_id, who))
         waiting.execute("INSERT INTO waiting VALUES ('another', 0, ?)", (other,))
@@ -284,6 +283,8 @@ def test_purge_reaches_flights_outbox_and_amendments_and_spares_what_is_not_mean
     for name in (OUTBOX_NAME, AMENDMENTS_NAME, FILE_NAME, "flights", FRAMES_NAME):
         files = [state / name] if (state / name).is_file() else list((state / name).iterdir())
         assert any(other[:40].encode() in path.read_bytes() for path in files), name
+    with closing(sqlite3.connect(state / OUTBOX_NAME)) as outbox:
+        assert outbox.execute("SELECT key FROM poisoned").fetchall() == [(other,)], "what another set aside stays"
 
 
 def test_lists_sheets_and_counts(tmp_path: Path, cloud: ScriptedCloud) -> None:

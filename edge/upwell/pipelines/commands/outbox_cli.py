@@ -23,8 +23,7 @@ _Keys = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="The 
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 _COLUMNS = ("number", "id", "pipeline", "event", "sequence", "sink", "size_bytes", "error", "is_ordered")
 _ROWS = (
-    "SELECT number, key, pipeline, event, sequence, sink, size_bytes, error, is_ordered "
-    "FROM poisoned LEFT JOIN retries USING (number) ORDER BY number"
+    "SELECT number, key, pipeline, event, sequence, sink, size_bytes, error, is_ordered FROM poisoned ORDER BY number"
 )
 
 outbox = typer.Typer(no_args_is_help=True, help="Events that a sink rejected and that were set aside.")
@@ -63,7 +62,7 @@ def retry(
         "retrying",
         config,
         ids or [],
-        "UPDATE retries SET is_ordered = 1 WHERE number = ?",
+        "UPDATE poisoned SET is_ordered = 1 WHERE number = ?",
         every=every,
         as_json=as_json,
     )
@@ -84,7 +83,7 @@ def drop(
 
 
 def _change(done: str, config: Path, ids: Sequence[str], statement: str, *, every: bool, as_json: bool) -> None:
-    """Run the statement for these events. Exit code 1 if one of them does not exist or cannot be changed."""
+    """Run the statement for these events. Exit code 1 if one of them does not exist."""
     if bool(ids) == every:
         raise ConfigError.at(None, "expected either ids or --all")
     path = _database(config)
@@ -92,7 +91,6 @@ def _change(done: str, config: Path, ids: Sequence[str], statement: str, *, ever
         connection.execute("BEGIN IMMEDIATE")
         asked = [row for row in _rows(connection) if every or row["id"] in ids]
         changed = [row["id"] for row in asked if connection.execute(statement, (row["number"],)).rowcount]
-        connection.execute("DELETE FROM retries WHERE number NOT IN (SELECT number FROM poisoned)")
         connection.execute("COMMIT")
     missing = [one for one in ids if one not in changed]
     if as_json:
@@ -100,9 +98,7 @@ def _change(done: str, config: Path, ids: Sequence[str], statement: str, *, ever
     else:
         typer.echo(f"{done} {count_of(len(changed), 'event')}")
         for one in missing:
-            typer.echo(
-                f"{printable(one)} is not set aside, or an older Upwell set it aside; it cannot be sent", err=True
-            )
+            typer.echo(f"{printable(one)} is not set aside", err=True)
     if missing:
         raise typer.Exit(EXIT_FAILED)
 

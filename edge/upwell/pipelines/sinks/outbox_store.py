@@ -47,8 +47,9 @@ SCHEMA: tuple[Migration, ...] = (
             "CREATE TABLE sequences (pipeline TEXT PRIMARY KEY, last INTEGER NOT NULL) WITHOUT ROWID",
             """CREATE TABLE poisoned (
                 number INTEGER PRIMARY KEY AUTOINCREMENT, sink TEXT NOT NULL, error TEXT NOT NULL,
-                size_bytes INTEGER NOT NULL, key TEXT NOT NULL, pipeline TEXT NOT NULL, event TEXT NOT NULL,
-                sequence INTEGER NOT NULL, body BLOB NOT NULL, picture BLOB NOT NULL
+                is_ordered INTEGER NOT NULL, size_bytes INTEGER NOT NULL, key TEXT NOT NULL, pipeline TEXT NOT NULL,
+                event TEXT NOT NULL, sequence INTEGER NOT NULL, model TEXT NOT NULL, tags TEXT NOT NULL,
+                body BLOB NOT NULL, picture BLOB NOT NULL
             )""",
         ),
         down=(
@@ -59,18 +60,8 @@ SCHEMA: tuple[Migration, ...] = (
             "DROP TABLE downgrades",
         ),
     ),
-    Migration(
-        up=(
-            """CREATE TABLE retries (
-                number INTEGER PRIMARY KEY, model TEXT NOT NULL, tags TEXT NOT NULL, is_ordered INTEGER NOT NULL
-            )""",
-        ),
-        down=("DROP TABLE retries",),
-    ),
 )
-"""`retries` holds the model and tags of each poisoned message for the policy check, and whether a person asked to
-send it again.
-"""
+"""`poisoned.is_ordered` says whether a person asked to send the message again."""
 
 
 @dataclass(frozen=True)
@@ -241,18 +232,15 @@ class OutboxStore:
     def set_aside(self, pipeline: str, sink: str, poison: PendingMessage, error: str) -> None:
         """Set aside a message that the sink can never take, for a person to look at. The sink is done with it."""
         message = poison.message
-        inserted = self._connection.execute(
-            "INSERT INTO poisoned VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        self._connection.execute(
+            "INSERT INTO poisoned VALUES (NULL, ?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
-                sink, error, size_of(message), message.key, pipeline, message.event, message.sequence, message.body,
-                message.picture,
+                sink, error, size_of(message), message.key, pipeline, message.event, message.sequence, message.model,
+                json.dumps(dict(message.tags)), message.body, message.picture,
             ),
         )  # fmt: skip
-        retry = (inserted.lastrowid, message.model, json.dumps(dict(message.tags)))
-        self._connection.execute("INSERT INTO retries VALUES (?, ?, ?, 0)", retry)
         while self._number("SELECT total(size_bytes) FROM poisoned") > self._limit_bytes // _POISONED_SHARE:
             self._connection.execute("DELETE FROM poisoned WHERE number = (SELECT min(number) FROM poisoned)")
-        self._connection.execute("DELETE FROM retries WHERE number NOT IN (SELECT number FROM poisoned)")
         self.settle(pipeline, sink, poison.number, "poisoned")
 
     def ordered_retries(self, sink: str) -> list[PendingMessage]:
@@ -261,7 +249,7 @@ class OutboxStore:
             PendingMessage(number, Message(key, pipeline, event, sequence, body, picture, model, json.loads(tags)))
             for number, key, pipeline, event, sequence, body, picture, model, tags in self._connection.execute(
                 "SELECT number, key, pipeline, event, sequence, body, picture, model, tags FROM poisoned "
-                "JOIN retries USING (number) WHERE is_ordered = 1 AND sink = ? ORDER BY number LIMIT 8",
+                "WHERE is_ordered = 1 AND sink = ? ORDER BY number LIMIT 8",
                 (sink,),
             )
         ]
@@ -269,11 +257,9 @@ class OutboxStore:
     def end_retry(self, number: int, error: str) -> None:
         """The sink has taken this message. With an `error` it has not, and the message stays set aside."""
         if error:
-            self._connection.execute("UPDATE poisoned SET error = ? WHERE number = ?", (error, number))
-            self._connection.execute("UPDATE retries SET is_ordered = 0 WHERE number = ?", (number,))
+            self._connection.execute("UPDATE poisoned SET error = ?, is_ordered = 0 WHERE number = ?", (error, number))
         else:
-            for table in ("poisoned", "retries"):
-                self._connection.execute(f"DELETE FROM {table} WHERE number = ?", (number,))  # noqa: S608 (as above)
+            self._connection.execute("DELETE FROM poisoned WHERE number = ?", (number,))
 
     def shrink(self) -> None:
         """Return to the disk some of the space that an outage made the file take. Outside of any transaction."""

@@ -22,7 +22,7 @@ from upwell.edge.observe.flight_recorder import FOLDER_NAME as FLIGHTS_NAME
 from upwell.edge.observe.flight_recorder import FRAMES_NAME
 from upwell.edge.observe.outcome_recorder import LOG_NAME
 from upwell.edge.observe.request_trace import LONGEST_TAG, MOST_TAGS
-from upwell.edge.spool.open_database import DAMAGED_SUFFIX, connect
+from upwell.edge.spool.open_database import DAMAGED_SUFFIX, connect, version_of
 from upwell.edge.spool.spool import FILE_NAME as SPOOL_NAME
 from upwell.edge.spool.spool_store import tags_in
 from upwell.shared.config.yaml import load_yaml
@@ -282,9 +282,8 @@ def forget(
     found["cases"] += len(_erase_tagged(source.path, "cases", "id", is_meant))  # what could not be read has tags, too
     spooled = _erase_tagged(folder / SPOOL_NAME, "items", "id", is_meant)
     found["spooled"] = len(spooled)
-    found["events"] = len(_erase_tagged(folder / OUTBOX_NAME, "messages", "number", is_event))
-    for table in ("retries", "poisoned"):  # those set aside do not record their case
-        found["events"] += len(_erase_tagged(folder / OUTBOX_NAME, table, "number", is_event))
+    tables = ("messages", "poisoned")
+    found["events"] = sum(len(_erase_tagged(folder / OUTBOX_NAME, table, "number", is_event)) for table in tables)
     found["amendments"] = _erase_amendments(folder / AMENDMENTS_NAME, spooled, is_all)
     found |= _erase_records(folder, is_meant, tags, is_all)
     found["results"] = 0 if results is None else erase_lines(results, is_meant, _forgotten)
@@ -300,27 +299,20 @@ def _forgotten(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _erase_tagged(path: Path, table: str, key: str, is_meant: IsMeant) -> list[str | int]:
-    """The keys of the rows to erase; all if the table keeps no tags."""
+    """The keys of the erased rows; so is one erased of which nobody knows the tags."""
     if not path.exists():
         return []
     try:
-        with closing(connect(path)) as connection:  # each of these files has its own versions
-            columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
-            if not columns:
+        with closing(connect(path)) as connection:
+            if not version_of(connection):
                 return []
-            tags = "CAST(tags AS BLOB)" if "tags" in columns else "NULL"
-            rows = connection.execute(f"SELECT {key}, {tags} FROM {table}").fetchall()  # noqa: S608 (our own names)
-            doomed = [number for number, tags in rows if _may_be_meant(tags, is_meant)]
+            query = f"SELECT {key}, CAST(tags AS BLOB) FROM {table}"  # noqa: S608 (our own names)
+            rows = [(number, tags_in(tags)) for number, tags in connection.execute(query).fetchall()]
+            doomed = [number for number, tags in rows if tags is None or is_meant({"tags": tags})]
             erase_rows(connection, path, table, doomed, key)
             return doomed
     except sqlite3.Error as error:
         raise ConfigError.at(path, f"it cannot be used: {error}") from None
-
-
-def _may_be_meant(tags: bytes | None, is_meant: IsMeant) -> bool:
-    """Whether a row with these stored tags is to be erased; so is one of which nobody knows the tags."""
-    known = None if tags is None else tags_in(tags)
-    return known is None or is_meant({"tags": known})
 
 
 def _erase_amendments(path: Path, spooled: Sequence[str | int], is_all: bool) -> int:

@@ -403,7 +403,7 @@ def test_what_is_sent_again_arrives_once_though_that_cannot_be_written_down(
         box.put([message(0)])
         assert box.flush(WAIT_S)
         sink.behaviour = refuse
-        box._database.ask(lambda store: store._connection.execute("UPDATE retries SET is_ordered = 1"))
+        box._database.ask(lambda store: store._connection.execute("UPDATE poisoned SET is_ordered = 1"))
         box._relays["recording"].wake()
         until(lambda: "accepts no events" in str(box.problems()), "it is tried")
         box._database.ask(lambda store: store._connection.execute("PRAGMA query_only = ON"))
