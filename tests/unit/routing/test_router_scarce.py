@@ -76,10 +76,28 @@ def test_on_an_idle_link_less_is_enough_where_no_other_candidate_comes_meanwhile
     by = router(POLICY % "")
     steady, bursts = (over(by, 150e3, at_once=at_once) for at_once in (1, 4))
     goes, stays = (ask(by, state, 0.6, 35_000) for state in (steady, bursts))
-    assert 0.25 < goes.needed_chance < goes.chance == stays.chance < stays.needed_chance == 0.5
+    assert 0.25 < goes.needed_chance < goes.chance == stays.chance < stays.needed_chance
     assert goes.up_rows == stays.kept_rows == (0,)
     busy = by.observe(steady, CloudSent(MODEL, "now", 1, 20_000), 1.2)
-    assert ask(by, busy, 0.6, 35_000).needed_chance == 0.5
+    assert ask(by, busy, 0.6, 35_000).needed_chance > goes.needed_chance
+
+
+def test_where_others_follow_at_once_one_that_is_likely_in_time_stays_unless_it_is_worth_as_much() -> None:
+    by = router(POLICY % "")
+    steady, bursts = (over(by, 150e3, at_once=at_once) for at_once in (1, 4))
+    alone, easy, hard = ask(by, steady, 0.7, 20_000), ask(by, bursts, 0.7, 20_000), ask(by, bursts, 0.01, 20_000)
+    assert alone.chance == easy.chance == hard.chance > 0.6
+    assert alone.up_rows == hard.up_rows == easy.kept_rows == (0,)
+
+
+def test_the_smallest_candidate_stays_if_the_cloud_itself_would_be_too_late() -> None:
+    by = router(POLICY % "")
+    state = after_late_ones(by, range(30_000, 160_000, 2_000))
+    for _ in range(16):
+        state = by.observe(state, CloudAnswered(MODEL, 1, 2_000, 0.5, 0.4), 1.2)
+    decision = ask(by, state, 0.7, 33_000)
+    assert decision.chance == 0.0
+    assert decision.obstacle is Reason.CLOUD_TOO_SLOW
 
 
 def test_a_written_confidence_of_less_than_half_is_the_least_that_is_enough_on_an_idle_link() -> None:

@@ -28,7 +28,7 @@ def competing(*lines: LogLine) -> Sequence[SimulatedOutcome]:
 def test_of_two_that_wait_the_one_with_more_gain_per_byte_goes_first_though_it_came_last() -> None:
     first, large, small = competing(
         line(LEARNT_S, size_bytes=400_000),
-        line(LEARNT_S + 0.02, size_bytes=300_000, hardness={"margin": 0.5}),
+        line(LEARNT_S + 0.02, size_bytes=300_000, hardness={"margin": 0.2}),
         line(LEARNT_S + 0.04, size_bytes=30_000, hardness={"margin": 0.05}),
     )
     assert [one.route for one in (first, large, small)] == [Route.CLOUD] * 3
@@ -39,13 +39,23 @@ def test_of_two_that_wait_the_one_with_more_gain_per_byte_goes_first_though_it_c
 def test_what_can_no_longer_make_it_is_answered_by_the_device_and_nothing_of_it_leaves() -> None:
     first, late, *small = competing(
         line(LEARNT_S, size_bytes=500_000),
-        line(LEARNT_S + 0.02, size_bytes=300_000, hardness={"margin": 0.5}),
+        line(LEARNT_S + 0.02, size_bytes=300_000, hardness={"margin": 0.2}),
         *(line(LEARNT_S + 0.04 + index / 100, size_bytes=45_000, hardness={"margin": 0.05}) for index in range(6)),
     )
     assert [one.route for one in (first, *small)] == [Route.CLOUD] * 7
     assert (late.route, late.reason, late.left_bytes) == (Route.EDGE, Reason.CLOUD_TOO_SLOW, 0)
     assert late.in_time
     assert late.latency_s < 0.8  # as soon as that is certain, not at its deadline
+
+
+def test_what_is_worth_less_than_its_time_on_a_busy_link_stays_though_it_would_be_in_time() -> None:
+    first, large, small = competing(
+        line(LEARNT_S, size_bytes=300_000),
+        line(LEARNT_S + 0.02, size_bytes=200_000, hardness={"margin": 0.75}),
+        line(LEARNT_S + 0.04, size_bytes=5_000, hardness={"margin": 0.75}),
+    )
+    assert [one.route for one in (first, large, small)] == [Route.CLOUD, Route.EDGE, Route.CLOUD]
+    assert (large.reason, large.left_bytes) == (Reason.CLOUD_TOO_SLOW, 0)
 
 
 def test_the_link_is_as_full_as_without_the_queue() -> None:

@@ -291,9 +291,7 @@ def _in_time(
         return predicted, _too_slow(predicted, case.give_up_s - case.now_s, was_kept=was_kept)
     prices = _prices(case)
     gain = _gain(case, rows, prices)
-    chance, needed = _chance(case, prices, gain, size_bytes, predicted)
-    if tries_link and needed <= SURE:
-        needed = 0.0
+    chance, needed = _chance(case, prices, gain, size_bytes, predicted, tries_link=tries_link)
     predicted = predicted._replace(chance=chance, needed=needed, gain=gain)
     return predicted, None if chance >= needed else Reason.CLOUD_TOO_SLOW
 
@@ -344,15 +342,16 @@ def chance_of(state: RouterState, size_bytes: int, within_s: float, now_s: float
 
 
 def _chance(
-    case: OffloadCase, prices: BidPrice | None, gain: float, size_bytes: int, predicted: Prediction
+    case: OffloadCase, prices: BidPrice | None, gain: float, size_bytes: int, predicted: Prediction, *, tries_link: bool
 ) -> tuple[float, float]:
     """The probability that a message sent now is answered in time, and the one from which on it is worth its link time.
 
     The price of a second follows from the recent candidates (`BidPrice`), but is at least such that a row of median
-    rank that takes all the remaining link time needs the policy's confidence. A message that is more likely in time
-    than not is always sent. On an idle link `ALONE` is enough, plus what those could gain that come while the message
-    is expected to hold the link, each worth as much and in time with probability `SURE`: chance ≥ `ALONE` +
-    `SURE`·followers. `ALONE` is not 0 because that time is uncertain.
+    rank that takes all the remaining link time needs the policy's confidence. On an idle link `ALONE` is enough, plus
+    what those could gain that come while the message is expected to hold the link, each worth as much and in time with
+    probability `SURE`: chance ≥ `ALONE` + `SURE`·followers. `ALONE` is not 0 because that time is uncertain.
+
+    Where messages compete, that may be more than 1: what is sure to be in time then stays, for those worth more.
     """
     within_s = case.give_up_s - case.now_s - predicted.server_s
     if within_s <= 0.0:
@@ -361,10 +360,12 @@ def _chance(
     found = chance_of(case.state, size_bytes, within_s, case.now_s)
     if confidence >= SURE:
         return found.in_time, confidence
+    if tries_link:
+        return found.in_time, 0.0
     moment = LinkMoment(link.rates, case.now_s, within_s, link.rtt_s * link.fading(case.now_s))
     per_s = 0.0 if prices is None else prices.per_s(moment)
     price = max(per_s, confidence * MIDDLING / max(1e-3, within_s - moment.rtt_s))
-    needed = min(SURE, price * found.occupied_s / max(1e-3, gain))
+    needed = price * found.occupied_s / max(1e-3, gain)
     if prices is not None and needed > ALONE and _is_idle(case):
         needed = min(needed, max(ALONE, confidence) + SURE * prices.followers(found.occupied_s))
     return found.in_time, needed
