@@ -52,6 +52,19 @@ def test_a_loop_can_be_stopped_and_the_sums_agree(tmp_path: Path, video: Path) -
     pipeline.close()
 
 
+def test_events_of_a_pipeline_keep_waiting_while_another_one_of_the_file_is_run(tmp_path: Path, video: Path) -> None:
+    write_site(tmp_path, video)
+    (tmp_path / "belt.jsonl").mkdir()  # so that they cannot be written
+    files = tmp_path / "pipelines.yaml", tmp_path / "agent.yaml"
+    for name in ("belt", "other"):
+        with Pipeline.from_config(*files, name) as pipeline:
+            assert sum(1 for _ in pipeline) > 0
+    (tmp_path / "belt.jsonl").rmdir()
+    with Pipeline.from_config(*files, "belt"):
+        pass  # which closes it when they are delivered
+    assert (tmp_path / "belt.jsonl").read_text().count('"event":"passed"') == 2
+
+
 def test_which_pipeline_is_asked_where_there_are_several(tmp_path: Path, video: Path) -> None:
     write_site(tmp_path, video)
     with pytest.raises(ConfigError, match="belt, other"):

@@ -43,11 +43,14 @@ class Pipeline(Closing):
         config, _ = parse_pipelines(read_text(path), path, signatures_of(agent_config))
         chosen = config.chosen(name)
         alone = config.model_copy(update={"pipelines": {chosen: config.pipelines[chosen]}})
+        others = config.pipelines.keys() - {chosen}
         results = LateResults()
         with ExitStack() as on_failure:
             running = on_failure.enter_context(assemble(agent_config, results))
             state_dir = agent_config.agent.state_dir
-            runner = on_failure.enter_context(build_pipelines(alone, running, state_dir, results, shows_frames=True))
+            runner = on_failure.enter_context(
+                build_pipelines(alone, running, state_dir, results, shows_frames=True, others=others)
+            )
             return cls(running, runner, chosen, on_failure.pop_all())
 
     def __iter__(self) -> Iterator[AnsweredFrame]:

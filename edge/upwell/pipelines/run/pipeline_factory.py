@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,11 +173,12 @@ def build_pipelines(
     results: LateResults,
     *,
     shows_frames: bool = False,
+    others: Collection[str] = (),
 ) -> PipelineRunner:
     """All pipelines of a file around one agent, not started. Raises `ConfigError`, and then leaves nothing open.
 
     If nobody looks at whole frames, the decoder shrinks them to what the model sees. `shows_frames` says that the
-    caller looks at them.
+    caller looks at them. Events of the pipelines `others` keep waiting: they are run by other programs.
 
     `state_dir` holds undelivered events and events that wait for the cloud. Without it they live in memory and in a
     temporary folder for as long as the process does. Records of frames are kept in `state_dir` only.
@@ -193,7 +194,7 @@ def build_pipelines(
         folder = state_dir or Path(on_failure.enter_context(TemporaryDirectory(prefix="upwell-pipelines-")))
         wanted = _wanted_sinks(config)
         opened = open_sinks(wanted)
-        outbox = Outbox(folder / OUTBOX_NAME, opened, OutboxLimits(), may_leave(agent.router))
+        outbox = Outbox(folder / OUTBOX_NAME, opened, OutboxLimits(), may_leave(agent.router), others)
         on_failure.callback(outbox.close)
         late = Amendments(None if state_dir is None else state_dir / AMENDMENTS_NAME, amend)
         on_failure.callback(late.close)

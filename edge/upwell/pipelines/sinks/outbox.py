@@ -298,8 +298,8 @@ class Outbox:
 
     Every message is delivered at least once, in the order of its pipeline, even if the process, the link or the power
     fails in between. Each sink has its own thread, so none waits for another. `may_send` says whether the current
-    policy lets a message leave the device. A damaged database is moved aside and replaced. Raises `ConfigError` if
-    two sinks have one name.
+    policy lets a message leave the device. A damaged database is moved aside and replaced. The messages of the
+    pipelines `others`, which other programs run, stay. Raises `ConfigError` if two sinks have one name.
     """
 
     def __init__(
@@ -308,11 +308,12 @@ class Outbox:
         sinks: Mapping[str, Sequence[Sink]],
         limits: OutboxLimits,
         may_send: Callable[[Message], bool],
+        others: Collection[str] = (),
     ) -> None:
         by_name = _by_name(sinks)
         self._limits, self._may_send = limits, may_send
         self._names = _names(sinks)
-        self._database = OutboxJobs(path, self._names, limits)
+        self._database = OutboxJobs(path, self._names, limits, others)
         self._relays = {name: self._relay(sink) for name, sink in by_name.items()}
 
     def change(self, sinks: Mapping[str, Sequence[Sink]]) -> None:

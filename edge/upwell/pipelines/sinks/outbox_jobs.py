@@ -8,7 +8,7 @@ import sqlite3
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args
@@ -75,9 +75,11 @@ class OutboxJobs:
     share one flush of the disk (group commit), and a frequent caller does not starve the others.
     """
 
-    def __init__(self, path: Path, sinks: Mapping[str, Sequence[str]], limits: OutboxLimits) -> None:
+    def __init__(
+        self, path: Path, sinks: Mapping[str, Sequence[str]], limits: OutboxLimits, others: Collection[str] = ()
+    ) -> None:
         self._path = path
-        self._sinks = sinks
+        self._sinks, self._others = sinks, others
         self._limits = limits
         self._jobs: deque[_Job[Any]] = deque()
         self._lock = threading.Lock()
@@ -219,7 +221,8 @@ class OutboxJobs:
             return self._begin_anew(error)
 
     def _open(self, first_sequence: int) -> OutboxStore:
-        store = OutboxStore(open_database(self._path, SCHEMA), self._sinks, self._limits.limit_bytes)
+        connection = open_database(self._path, SCHEMA)
+        store = OutboxStore(connection, self._sinks, self._limits.limit_bytes, self._others)
         try:
             with store.transaction(durable=True):
                 beginning = store.begin(first_sequence)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -86,13 +86,20 @@ class Beginning:
 class OutboxStore:
     """One connection. Every method but `close` runs inside `transaction`, in one thread at a time.
 
-    `sinks` are the names of the sinks by pipeline. `counted` holds, by sink and outcome, what the current transaction
-    did; it counts once that has ended.
+    `sinks` are the names of the sinks by pipeline. The messages of the pipelines `others` wait for another program.
+    `counted` holds, by sink and outcome, what the current transaction did; it counts once that has ended.
     """
 
-    def __init__(self, connection: sqlite3.Connection, sinks: Mapping[str, Sequence[str]], limit_bytes: int) -> None:
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        sinks: Mapping[str, Sequence[str]],
+        limit_bytes: int,
+        others: Collection[str] = (),
+    ) -> None:
         self._connection = connection
         self.sinks = sinks
+        self._others = others
         self._limit_bytes = limit_bytes
         self._held_bytes: int | None = None
         self._foreign_changes = -1
@@ -131,7 +138,8 @@ class OutboxStore:
 
         A new sink gets messages from now on. The sequences of a new pipeline start after `first_sequence`.
         """
-        known = {(pipeline, sink) for pipeline, sink in self._connection.execute("SELECT pipeline, sink FROM cursors")}
+        pairs = self._connection.execute("SELECT pipeline, sink FROM cursors")
+        known = {(pipeline, sink) for pipeline, sink in pairs if pipeline not in self._others}
         wanted, last = self._pairs(), self._last_number()
         gone = self._waiting_by_sink(known - wanted, last)
         self._connection.executemany("DELETE FROM cursors WHERE pipeline = ? AND sink = ?", known - wanted)
