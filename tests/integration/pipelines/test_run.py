@@ -164,6 +164,7 @@ def test_a_late_answer_amends_its_own_event_and_holds_for_the_track(
         assert (event["event"], event["captured_unix_s"]) == (former["event"], former["captured_unix_s"])
         assert (now["track"], now["box"], now["digits"]["route"]) == (then["track"], then["box"], "cloud")
         assert "case" not in now["digits"]
+        assert now["digits"]["id"] == then["digits"]["id"]
         told = explained(event["id"], "--json", "-c", agent)
         trace = json.loads(told)
         assert (trace["amends"], trace["outcome"], trace["pipeline"]) == (event["amends"], "amended", "dock")

@@ -153,7 +153,7 @@ class Publisher:
         if not _fits(reader.signature, outputs, waiting.row):
             return None
         facts = reader.facts(outputs, waiting.row, with_boxes=waiting.object is not None)
-        facts |= {"route": "cloud", "reason": result.reason}
+        facts |= {"route": "cloud", "reason": result.reason, "id": result.request_id}
         if waiting.object is not None:
             found = _read(waiting.object)
             objects: tuple[FoundObject, ...] = (replace(found, answers={**found.answers, waiting.model: facts}),)

@@ -142,7 +142,8 @@ def test_an_answer_that_is_handed_over_twice_amends_under_one_key(tmp_path: Path
             publisher.amend(WAITING, answer(spool_id))
     first, second, other = (message.key for message in kept.messages)
     assert first == second != other
-    assert json.loads(kept.messages[0].body)["objects"][0]["digits"]["label"] == "yes"
+    digits = json.loads(kept.messages[0].body)["objects"][0]["digits"]
+    assert (digits["label"], digits["route"], digits["id"]) == ("yes", "cloud", "request")
     assert amended == [("digits", 3, "case/0")] * 2 + [("digits", 3, "other/0")]
 
 
