@@ -72,7 +72,8 @@ class Sink(Protocol):
 
     `leaves_device`: messages go to another machine. They come without pictures, which show more than the event tells
     of, and the policy is asked right before each `deliver`, which therefore gets one message at a time. A sink that
-    sends all that it is given before it waits gets several, if it has an attribute `sends_together` that is true.
+    sends all that it is given before it waits gets several, if it has an attribute `sends_together` that is true. One
+    that may have to wait before it sends does so in a method `get_ready`, which is called before the policy is asked.
     """
 
     name: str

@@ -68,13 +68,17 @@ class MqttPublisher:
         self._client = self._connecting()
         self.name = f"mqtt:{self._host}:{self._port}:{settings.topic}"
 
-    def deliver(self, messages: Sequence[Message]) -> None:
-        """Publish these messages and wait for the broker, at most `timeout_s`."""
+    def get_ready(self) -> None:
+        """Wait for the connection, at most `timeout_s`. Raises `SinkUnavailable`."""
         if not self._wait_online():
             text = f"no connection to the broker {self._host}:{self._port}{self._refusal}"
             if self._look() != self._state_of_files:  # a certificate or the password was replaced
                 self._begin_anew()
             raise SinkUnavailable(text)
+
+    def deliver(self, messages: Sequence[Message]) -> None:
+        """Publish these messages and wait for the broker, at most `timeout_s`."""
+        self.get_ready()
         fitting = self._fitting(messages)
         try:
             taken = self._publish(messages[:fitting])

@@ -56,6 +56,7 @@ class SinkRelay:
         self._may_send = may_send
         is_one = sink.leaves_device and not getattr(sink, "sends_together", False)
         self._at_once = 1 if is_one else _BATCH_STAYING
+        self._get_ready: Callable[[], None] | None = getattr(sink, "get_ready", None)
         self._random = random.Random()  # noqa: S311 (spreads load; keeps no secret)
         self._changed = threading.Condition()
         self._has_news = True
@@ -135,6 +136,8 @@ class SinkRelay:
     def _deliver_some(self, pipeline: str) -> bool:
         """Deliver the next messages of the pipeline; whether there were any."""
         batch = self._database.ask(lambda store: self._next(store, pipeline))
+        if self._get_ready is not None and any(map(self._is_allowed, batch)):
+            self._get_ready()
         for start in range(0, len(batch), self._at_once):
             for is_allowed, run in groupby(batch[start : start + self._at_once], self._is_allowed):
                 if self._closing:
@@ -156,6 +159,8 @@ class SinkRelay:
             if self._closing or self._owed:
                 break
             error = ""
+            if self._get_ready is not None:
+                self._get_ready()
             if not self._is_allowed(one):
                 error = "the policy does not let it leave the device"
             else:

@@ -226,6 +226,21 @@ def test_a_sink_of_another_machine_gets_one_message_after_each_question_and_no_p
     assert {one.picture for one in near.taken} == {b"of the whole frame"}
 
 
+def test_a_sink_that_waits_for_its_connection_does_so_before_the_policy_is_asked(tmp_path: Path) -> None:
+    class Away(RecordingSink):
+        sends_together = True
+
+        def get_ready(self) -> None:
+            denied.add(1)  # while it waits
+
+    sink, denied = Away(leaves_device=True), set[int]()
+    with outbox(tmp_path, {"dock": [sink]}, FAST, lambda one: one.sequence not in denied) as box:
+        box.put([message(number) for number in range(3)])
+        assert box.flush(WAIT_S)
+        assert (holds(box).delivered, holds(box).denied) == (2, 1)
+    assert sink.keys == ["dock-0", "dock-2"]
+
+
 def test_beyond_its_size_the_oldest_are_dropped_and_counted_for_those_who_had_them_not(tmp_path: Path) -> None:
     ill, well = RecordingSink("ill"), RecordingSink("well")
     ill.behaviour = refuse
