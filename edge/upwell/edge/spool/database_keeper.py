@@ -17,7 +17,8 @@ from typing import Any, Generic, TypeVar
 
 from upwell.edge.spool.open_database import REOPEN_S, DatabaseHealth, is_damage, set_aside
 from upwell.edge.spool.spool_store import TransactionalStore
-from upwell.edge.spool.spooled_request import SpoolClock, SpoolUnavailable
+from upwell.edge.spool.spooled_request import SpoolUnavailable
+from upwell.shared.platform.system_clock import ForwardClock
 from upwell.shared.platform.background_thread import BackgroundThread
 
 T = TypeVar("T")
@@ -63,7 +64,7 @@ class Keeper(Generic[StoreT]):
         self._waiting_bytes = 0
         self._closing = False
         self._store: StoreT | None = None
-        self._clock = SpoolClock(0.0, time.time(), time.monotonic())
+        self._clock = ForwardClock(0.0, time.time(), time.monotonic())
         self._reopen_s = 0.0
         self._expire_s = 0.0
         self._health = DatabaseHealth(database.name, database.path, database.loss)
@@ -163,7 +164,7 @@ class Keeper(Generic[StoreT]):
                     raise
                 self._begin_anew(error)
                 self._store = self._database.open(self._path)
-            self._clock = SpoolClock(self._store.latest_s(), self.now_s(), time.monotonic())
+            self._clock = ForwardClock(self._store.latest_s(), self.now_s(), time.monotonic())
         return self._store
 
     def _begin_anew(self, error: Exception) -> None:

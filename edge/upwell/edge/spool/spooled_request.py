@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import ClassVar, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from upwell.shared.errors import UpwellError
 from upwell.shared.oip.codec.converters import (
@@ -66,7 +66,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Stored:
-    """A case as stored on disk. Times ending in `wall_s` are Unix time, `kept_s` and `next_s` are `SpoolClock`'s."""
+    """A case as stored on disk. Times ending in `wall_s` are Unix time, `kept_s` and `next_s` are `ForwardClock`'s."""
 
     id: str
     kind: Kind
@@ -234,24 +234,3 @@ class SpoolTally:
         """The present counts."""
         with self._lock:
             return SpoolCounts(**self._counts)
-
-
-class SpoolClock:
-    """A clock in seconds that never goes backward and ignores changes of the wall clock while the process runs.
-
-    `now_s = start_s + (monotonic_s − monotonic at the start)` where `start_s` is the wall clock's time at the start, or
-    the latest time on disk if the wall clock was set back before that, or had not been set when that was stored. Ages
-    and pauses use it: a device without a battery boots in 1970, and when it learns the time nothing may be dropped as
-    old, or wait for decades.
-    """
-
-    FIRST_S: ClassVar[float] = 1_577_836_800.0
-    """A clock that shows an earlier time than the beginning of 2020 was never set."""
-
-    def __init__(self, latest_s: float, wall_s: float, monotonic_s: float) -> None:
-        was_unset = 0.0 < latest_s < self.FIRST_S <= wall_s
-        self._offset_s = (latest_s if was_unset else max(latest_s, wall_s)) - monotonic_s
-
-    def at(self, monotonic_s: float) -> float:
-        """This clock's time for a monotonic time."""
-        return self._offset_s + monotonic_s

@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 
 from upwell.edge.spool.open_database import is_damage, set_aside
 from upwell.edge.spool.result_sinks import TakeLater
-from upwell.edge.spool.spooled_request import SpoolClock, SpoolResult
+from upwell.edge.spool.spooled_request import SpoolResult
+from upwell.shared.platform.system_clock import ForwardClock
 
 AMENDMENTS_NAME = "amendments.db"
 """The file in the agent's `state_dir`."""
@@ -110,7 +111,7 @@ class Amendments:
         self._connection = self._opened(path)
         (latest_s,) = self._connection.execute("SELECT coalesce(max(kept_wall_s), 0) FROM waiting").fetchone()
         # A device without a battery boots in 1970: what it stores then must not be too old once it learns the time.
-        self._clock = SpoolClock(latest_s, time.time(), time.monotonic())
+        self._clock = ForwardClock(latest_s, time.time(), time.monotonic())
 
     def expect(self, expected: Sequence[Expected]) -> list[tuple[WaitingEvent, SpoolResult]]:
         """Record events before they are stored, so that a kill in between costs no amendment.

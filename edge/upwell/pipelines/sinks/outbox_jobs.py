@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args
 
 from upwell.edge.spool.open_database import REOPEN_S, DatabaseHealth, is_damage, open_database, set_aside
-from upwell.edge.spool.spooled_request import SpoolClock
+from upwell.shared.platform.system_clock import ForwardClock
 from upwell.pipelines.sinks.outbox_store import SCHEMA, OutboxStore, Outcome
 from upwell.shared.errors import UpwellError
 
@@ -85,7 +85,7 @@ class OutboxJobs:
         self._lock = threading.Lock()
         self._store: OutboxStore | None = None
         self._closed = False
-        self._clock = SpoolClock(0.0, time.time(), time.monotonic())
+        self._clock = ForwardClock(0.0, time.time(), time.monotonic())
         self._reopen_s = 0.0
         self._expire_s = 0.0
         self._health = DatabaseHealth("outbox", path, "events are lost until it can")
@@ -231,7 +231,7 @@ class OutboxJobs:
             store.close()
             raise
         self._store = store
-        self._clock = SpoolClock(latest_s, self.now_s(), time.monotonic())
+        self._clock = ForwardClock(latest_s, self.now_s(), time.monotonic())
         with self._sequence_lock:
             for pipeline, last in beginning.sequences.items():
                 self._sequences[pipeline] = max(last, self._sequences.get(pipeline, 0))

@@ -1,4 +1,6 @@
-"""The clocks of the system: whether the wall clock has been set, which boot it is, and the time since then."""
+"""The clocks of the system: whether the wall clock has been set, which boot it is, and the time since then; and a
+clock for what is stored, which never goes backward.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import ClassVar
 
 _SYNCHRONISED = Path("/run/systemd/timesync/synchronized")
 """Created by systemd-timesyncd at the first synchronisation after boot."""
@@ -41,3 +44,24 @@ def is_synchronised() -> bool:
     except (OSError, AttributeError, ValueError):
         return False
     return 0 <= state < _TIME_ERROR
+
+
+class ForwardClock:
+    """A clock in seconds that never goes backward and ignores changes of the wall clock while the process runs.
+
+    `now_s = start_s + (monotonic_s − monotonic at the start)` where `start_s` is the wall clock's time at the start, or
+    the latest time on disk if the wall clock was set back before that, or had not been set when that was stored. Ages
+    and pauses use it: a device without a battery boots in 1970, and when it learns the time nothing may be dropped as
+    old, or wait for decades.
+    """
+
+    FIRST_S: ClassVar[float] = 1_577_836_800.0
+    """A clock that shows an earlier time than the beginning of 2020 was never set."""
+
+    def __init__(self, latest_s: float, wall_s: float, monotonic_s: float) -> None:
+        was_unset = 0.0 < latest_s < self.FIRST_S <= wall_s
+        self._offset_s = (latest_s if was_unset else max(latest_s, wall_s)) - monotonic_s
+
+    def at(self, monotonic_s: float) -> float:
+        """This clock's time for a monotonic time."""
+        return self._offset_s + monotonic_s

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from tests.integration.spool.harness import case
 from upwell.edge.spool.open_database import open_database
 from upwell.edge.spool.spool_store import SCHEMA, Store
-from upwell.edge.spool.spooled_request import SpoolClock, SpoolHeld, SpoolLimits, Stored
+from upwell.edge.spool.spooled_request import SpoolHeld, SpoolLimits, Stored
+from upwell.shared.platform.system_clock import ForwardClock
 
 LIMITS = SpoolLimits(max_bytes=10_000, max_result_bytes=10_000, max_age_s=100.0)
 
@@ -277,10 +278,10 @@ def _after(held: list[Stored], item: Stored) -> list[Stored]:
 
 
 def test_the_clock_stands_no_step_of_the_wall_clock() -> None:
-    assert SpoolClock(0.0, 1e9, 50.0).at(51.0) == 1e9 + 1
-    assert SpoolClock(1.6e9, 1.7e9, 50.0).at(51.0) == 1.7e9 + 1
-    assert SpoolClock(1e9, 5.0, 50.0).at(51.0) == 1e9 + 1  # set back before the start
-    assert SpoolClock(500.0, 1.7e9, 50.0).at(51.0) == 501.0  # set for the first time
+    assert ForwardClock(0.0, 1e9, 50.0).at(51.0) == 1e9 + 1
+    assert ForwardClock(1.6e9, 1.7e9, 50.0).at(51.0) == 1.7e9 + 1
+    assert ForwardClock(1e9, 5.0, 50.0).at(51.0) == 1e9 + 1  # set back before the start
+    assert ForwardClock(500.0, 1.7e9, 50.0).at(51.0) == 501.0  # set for the first time
 
 
 @pytest.mark.parametrize("garbled", ["'{\"camera'", "'7'", "CAST(x'ff7b7d' AS TEXT)"])
