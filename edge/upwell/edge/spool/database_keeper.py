@@ -18,8 +18,8 @@ from typing import Any, Generic, TypeVar
 from upwell.edge.spool.open_database import REOPEN_S, DatabaseHealth, is_damage, set_aside
 from upwell.edge.spool.spool_store import TransactionalStore
 from upwell.edge.spool.spooled_request import SpoolUnavailable
-from upwell.shared.platform.system_clock import ForwardClock
 from upwell.shared.platform.background_thread import BackgroundThread
+from upwell.shared.platform.system_clock import ForwardClock
 
 T = TypeVar("T")
 StoreT = TypeVar("StoreT", bound=TransactionalStore)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args
 
 from upwell.edge.spool.open_database import REOPEN_S, DatabaseHealth, is_damage, open_database, set_aside
-from upwell.shared.platform.system_clock import ForwardClock
 from upwell.pipelines.sinks.outbox_store import SCHEMA, OutboxStore, Outcome
 from upwell.shared.errors import UpwellError
+from upwell.shared.platform.system_clock import ForwardClock
 
 T = TypeVar("T")
 
