@@ -94,6 +94,16 @@ def test_the_gate_opens_for_the_same_model_and_closes_for_a_worse_one(state: Pat
     assert (better, worse, said["passes"]) == (0, 1, False)
 
 
+def test_a_few_cases_that_both_models_answer_alike_do_not_open_the_gate(tmp_path: Path) -> None:
+    truth = heldout().labels[:COUNT]
+    right = [scores(pictures(range(COUNT))).argmax(axis=1) == truth for scores in (edge_scores, cloud_scores)]
+    numbers = np.flatnonzero(right[0] & right[1])[:5].tolist()
+    ids = keep(tmp_path / "few", [Made(picture(number), {}, {}, DIGITS, inclusion=0.1) for number in numbers])
+    write_labels(tmp_path / "few", {id: Label(label=str(truth[n])) for n, id in zip(numbers, ids, strict=True)})
+    code, said = run("evaluate", EDGE_BUNDLE, CLOUD_BUNDLE, "--cases", tmp_path / "few", "--gate")
+    assert (code, said["cases"], said["difference"]["mean"], said["passes"]) == (1, 5, 0.0, False)
+
+
 def test_cases_without_a_label_and_bundles_that_are_not_there_are_said(tmp_path: Path, state: Path) -> None:
     folder = tmp_path / "other"
     keep(folder, [Made(encoded((9, 9)), {"found": boxes(random.Random(1))}, {}, inclusion=0.5)])

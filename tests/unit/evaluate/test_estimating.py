@@ -12,7 +12,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from upwell.tools.evaluate.average_precision import CocoMatches, Floats
-from upwell.tools.evaluate.bundle_comparison import average, no_difference, share, share_up, weights_of
+from upwell.tools.evaluate.bundle_comparison import average, no_difference, paired, share, share_up, weights_of
 
 
 def audits(seed: int) -> tuple[float, Floats, Floats, Floats]:
@@ -55,6 +55,24 @@ def test_a_mean_of_numbers_is_weighted_by_how_many_each_stands_for() -> None:
     assert found.mean == pytest.approx(30 / 14)
     assert found.low < found.mean < found.high
     assert average(np.array([1.0]), np.array([1.0])).high == math.inf
+
+
+def test_few_cases_without_a_difference_do_not_prove_that_there_is_none() -> None:
+    for n, low in ((2, -0.8), (100, -0.0274), (400, -0.0070)):
+        found = paired(np.zeros(n), np.full(n, 0.1))
+        assert (found.mean, found.n, found.high) == (0.0, n, -found.low)
+        assert found.low == pytest.approx(low, rel=0.02)
+    assert math.isnan(paired(np.array([]), np.array([])).mean)
+
+
+def test_the_interval_of_a_difference_holds_it_in_95_of_100_comparisons() -> None:
+    rng, held = np.random.default_rng(3), 0
+    for _ in range(400):
+        both, inclusion = rng.random(150), rng.choice([0.05, 0.2], 150)
+        differences = np.where(both < 0.02, 1.0, np.where(both > 0.97, -1.0, 0.0))
+        found = paired(differences, inclusion)
+        held += found.low <= -0.01 <= found.high
+    assert held >= 370  # fewer in less than one run of a thousand at 95 %
 
 
 def test_the_paired_test_keeps_its_level_and_finds_a_difference() -> None:

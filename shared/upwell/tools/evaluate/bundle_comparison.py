@@ -77,6 +77,20 @@ def average(values: Floats, inclusion: Floats) -> Estimate:
     return Estimate(mean, mean - reach, mean + reach, n)
 
 
+def paired(differences: Floats, inclusion: Floats) -> Estimate:
+    """The mean of paired differences in [−1, 1], with an interval that cases without any difference do not close.
+
+    `average` with two cases more, of mean weight, one for each side: Bonett & Price 2012 ("Adjusted Wald intervals for
+    a difference of binomial proportions based on paired data").
+    """
+    plain = average(differences, inclusion)
+    if not plain.n:
+        return plain
+    typical = plain.n / float((1.0 / inclusion).sum())
+    wider = average(np.append(differences, (1.0, -1.0)), np.append(inclusion, (typical, typical)))
+    return replace(plain, low=min(wider.low, plain.mean), high=max(wider.high, plain.mean))
+
+
 def no_difference(differences: Floats, inclusion: Floats, seed: int = 0) -> float:
     """The p-value of "neither is better" for paired differences: a two-sided sign-flip test (Fisher 1935).
 
@@ -195,19 +209,20 @@ def compare(
     """
     inclusion = weights_of([case.facts.inclusion for case in cases])
     truth = cases[0].truth
+    compared = average if a.digest == b.digest else paired  # the same model certainly does not differ
     document: dict[str, Any] = {
         "cases": len(cases),
         "a": {"bundle": a.name, "digest": a.digest},
         "b": {"bundle": b.name, "digest": b.digest},
     }
     if truth.boxes is not None:
-        return {**document, **_boxes(a, b, cases, inclusion, names)}
+        return {**document, **_boxes((a, b), cases, inclusion, names, compared)}
     if truth.label is not None:
         sides = [
             np.array([is_right(said, case.truth) for said, case in zip(one.labels, cases, strict=True)], np.float64)
             for one in (a, b)
         ]
-        found = _means("accuracy", sides, inclusion, share)
+        found = _means("accuracy", sides, inclusion, share, compared)
         cloud_right = np.array([case.cloud is None or is_right(case.cloud, case.truth) for case in cases])
         for key, one, right in (("a", a, sides[0]), ("b", b, sides[1])):
             risky = (right == 0) & cloud_right
@@ -218,7 +233,7 @@ def compare(
             -np.array([_error(said, case.truth) for said, case in zip(one.labels, cases, strict=True)])
             for one in (a, b)
         ]
-        found = _means("negative mean absolute error", sides, inclusion, average)
+        found = _means("negative mean absolute error", sides, inclusion, average, average)
     kinds: dict[str, Callable[[Judged], str]] = {"groups": lambda case: case.facts.tags.get(group, "")} if group else {}
     if truth.label is not None:
         kinds["classes"] = lambda case: case.truth.label or ""
@@ -235,13 +250,17 @@ def _error(said: Label | None, truth: Label) -> float:
 
 
 def _means(
-    measure: str, sides: Sequence[Floats], inclusion: Floats, estimate: Callable[[Floats, Floats], Estimate]
+    measure: str,
+    sides: Sequence[Floats],
+    inclusion: Floats,
+    estimate: Callable[[Floats, Floats], Estimate],
+    compared: Callable[[Floats, Floats], Estimate],
 ) -> dict[str, Any]:
     difference = sides[1] - sides[0]
     return {
         "measure": measure,
         "quality": [_shown(estimate(side, inclusion)) for side in sides],
-        "difference": {**_shown(average(difference, inclusion)), "p": no_difference(difference, inclusion)},
+        "difference": {**_shown(compared(difference, inclusion)), "p": no_difference(difference, inclusion)},
     }
 
 
@@ -256,7 +275,13 @@ def _parts(
     }
 
 
-def _boxes(a: Answers, b: Answers, cases: Sequence[Judged], inclusion: Floats, names: dict[str, int]) -> dict[str, Any]:
+def _boxes(
+    sides: tuple[Answers, Answers],
+    cases: Sequence[Judged],
+    inclusion: Floats,
+    names: dict[str, int],
+    compared: Callable[[Floats, Floats], Estimate],
+) -> dict[str, Any]:
     """mAP with percentile intervals from `RESAMPLES` bootstrap samples of the pictures, drawn with probabilities ∝
     1/π.
     """
@@ -264,7 +289,7 @@ def _boxes(a: Answers, b: Answers, cases: Sequence[Judged], inclusion: Floats, n
         np.array([[*box.box, names.setdefault(box.label, len(names))] for box in case.truth.boxes or ()]).reshape(-1, 5)
         for case in cases
     ]
-    matches = [CocoMatches(one.boxes, truth) for one in (a, b)]
+    matches = [CocoMatches(one.boxes, truth) for one in sides]
     rng, chances = np.random.default_rng(0), (1 / inclusion) / (1 / inclusion).sum()
     picked = [rng.choice(len(cases), len(cases), p=chances).tolist() for _ in range(RESAMPLES)]
     samples = np.array([[one.mean_average_precision(sample) for sample in picked] for one in matches])
@@ -274,15 +299,16 @@ def _boxes(a: Answers, b: Answers, cases: Sequence[Judged], inclusion: Floats, n
         for one, row in zip(matches, samples, strict=True)
     ]
     differences = samples[1] - samples[0]
-    beyond = min(float((differences <= 0).mean()), float((differences >= 0).mean()))
+    known = differences[np.isfinite(differences)]
+    beyond = min(float((known <= 0).mean()), float((known >= 0).mean())) if len(known) else 1.0
+    difference = _spread(means[1] - means[0], known, len(cases))
+    if difference.low == difference.high:  # few pictures that are alike prove little
+        difference = compared(np.full(len(cases), difference.mean), inclusion)
     return {
         "measure": "mAP",
         "quality": [_shown(_spread(*one, len(cases))) for one in zip(means, samples, strict=True)],
-        "difference": {
-            **_shown(_spread(means[1] - means[0], differences, len(cases))),
-            "p": min(1.0, 2 * max(beyond, 1 / RESAMPLES)),
-        },
-    }  # fmt: skip
+        "difference": {**_shown(difference), "p": min(1.0, 2 * max(beyond, 1 / RESAMPLES))},
+    }
 
 
 def _spread(mean: float, samples: Floats, n: int) -> Estimate:
