@@ -18,9 +18,10 @@ from rich.table import Table
 
 from upwell.edge.bundle.bundle import DESCRIPTION_NAME, MANIFEST_NAME, REFERENCE_NAME, Trust
 from upwell.edge.config import state_dir_of
-from upwell.edge.drift import FILE_NAME, MAX_BYTES, measured, picture_of
+from upwell.edge.drift import FILE_NAME, MAX_BYTES
 from upwell.edge.models.edge_model import EdgeModel, ServedModel
 from upwell.edge.models.model_config import EdgeSide, ModelSection
+from upwell.edge.models.row_measures import measured, picture_of
 from upwell.edge.request.request import as_arrays
 from upwell.edge.updates.model_versions.model_start import loaded
 from upwell.shared.errors import EXIT_FAILED, ConfigError, InvalidRequest, ModelFailed, printable

@@ -21,9 +21,9 @@ from tests.faults.scene import until, write_agent
 from tests.fleet_service import service
 from tests.integration.agent.kept import EASY, STATE, Kept, spooling_agent
 from upwell.edge.bundle.open_bundle import NO_TRUST
-from upwell.edge.drift import picture_of
 from upwell.edge.fleet.device_facts import within_bytes
 from upwell.edge.models.model_config import ModelSection
+from upwell.edge.models.row_measures import picture_of
 from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.edge.server.agent_core import AgentCore
 from upwell.edge.updates.model_versions.model_start import loaded

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from tests.unit import models_for_tests as models
 from upwell.edge.bundle.bundle import Trust
-from upwell.edge.drift import measured
 from upwell.edge.models.hardness_scorer import Scorer
 from upwell.edge.models.model_config import EdgeSide, ModelSection
+from upwell.edge.models.row_measures import measured
 from upwell.edge.updates.model_versions.model_start import loaded
 from upwell.shared.routing.drift.drift_reference import DriftReference, RowMeasures, reference_of
 from upwell.shared.routing.drift.model_drift import ModelDrift

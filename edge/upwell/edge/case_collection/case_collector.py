@@ -26,8 +26,8 @@ from upwell.edge.case_collection.collected_case import (
     class_label,
     request_bytes,
 )
-from upwell.edge.drift import row_vector
 from upwell.edge.models.edge_model import EdgeModel
+from upwell.edge.models.row_measures import row_vector
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request.answer import Answer
 from upwell.edge.request.request import RequestRecord, size_bytes
