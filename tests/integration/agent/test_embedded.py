@@ -41,6 +41,8 @@ def test_arguments_of_the_wrong_type_are_named(path: Path) -> None:
         ({"traceparent": b"00"}, "traceparent: expected a string, got bytes"),
         ({"model": ["digits"]}, "model: expected a string, got list"),
         ({"inputs": None}, "inputs: expected arrays by name, got NoneType"),
+        ({"inputs": {**inputs, 1: pictures([0]), "x": pictures([0])}}, "inputs: expected Unicode text as names, got 1"),
+        ({"inputs": {"\udcff": pictures([0])}}, "inputs: expected Unicode text as names, got '\\udcff'"),
     ]
     with Agent.from_config(path) as agent:
         for changed, message in wrong:

@@ -171,6 +171,7 @@ def test_typed_contents_that_do_not_fit(
         (np.zeros(1, "M8[s]"), "datetime64"),
         (np.array([b"a", 1], dtype=np.object_), "expected bytes or str as elements of a BYTES tensor, got int"),
         (np.array([None], dtype=np.object_), "got NoneType"),
+        (np.array(["a", "\udcff.jpg"]), "expected Unicode text, got half a surrogate pair"),
     ],
 )
 def test_arrays_the_protocol_cannot_carry(array: np.ndarray[Any, Any], message: str) -> None:

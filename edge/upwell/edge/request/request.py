@@ -187,7 +187,7 @@ _CHANNELS = (1, 3)
 
 
 def as_arrays(inputs: Mapping[str, Array | bytes], model: ServedModel) -> dict[str, Array]:
-    """The inputs as arrays with rows. Raises `InvalidRequest` for what is neither an array nor bytes."""
+    """The inputs as arrays with rows. Raises `InvalidRequest` for anything but arrays and bytes by names."""
     entry_model = model.entry_model
     pictures = entry_model.pictures if entry_model else ()
     arrays: dict[str, Array] = {}
@@ -196,6 +196,8 @@ def as_arrays(inputs: Mapping[str, Array | bytes], model: ServedModel) -> dict[s
     except AttributeError:
         raise InvalidRequest(f"inputs: expected arrays by name, got {type(inputs).__name__}") from None
     for name, value in items:
+        if not isinstance(name, str) or not is_unicode(name):
+            raise InvalidRequest(f"inputs: expected Unicode text as names, got {name!r}")
         if isinstance(value, np.ndarray) and name not in pictures:
             arrays[name] = value
         else:

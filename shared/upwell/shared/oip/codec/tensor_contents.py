@@ -212,7 +212,10 @@ def encode_raw(name: str, array: Array) -> tuple[str, bytes | memoryview]:
 def _join_bytes(name: str, array: Array) -> bytes:
     parts: list[bytes] = []
     for element in array.ravel().tolist():
-        data = element.encode() if isinstance(element, str) else element
+        try:
+            data = element.encode() if isinstance(element, str) else element
+        except UnicodeEncodeError:
+            raise InvalidRequest(f"tensor {name!r}: expected Unicode text, got half a surrogate pair") from None
         if not isinstance(data, bytes):
             kind = type(element).__name__
             raise InvalidRequest(f"tensor {name!r}: expected bytes or str as elements of a BYTES tensor, got {kind}")
