@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import json
 import logging
 import os
 import re
-import secrets
-import shutil
 import stat
 from collections.abc import Callable, Iterator
 from io import BufferedReader
@@ -162,10 +159,13 @@ def new_folder(path: Path, option: str = "", *, replaces: bool = False) -> Itera
     There must be none yet, unless it `replaces` that. One that a killed process left behind (a name with a dot and
     `.new`) is removed. Raises `ConfigError`.
     """
+    import glob  # which no running agent needs
+    import shutil
+
     if not replaces and os.path.lexists(path):
         raise ConfigError.at(path, "already exists; expected a new folder", option)
     real = Path(os.path.realpath(path))
-    draft, old = (real.with_name(f".{real.name}.{secrets.token_hex(4)}.{kind}") for kind in ("new", "old"))
+    draft, old = (real.with_name(f".{real.name}.{os.urandom(4).hex()}.{kind}") for kind in ("new", "old"))
     with ConfigError.on_os_error(path, "cannot be written", option):
         try:
             real.parent.mkdir(parents=True, exist_ok=True)
