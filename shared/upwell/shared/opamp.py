@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
+import uuid
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
@@ -44,6 +46,12 @@ def read_wish(body: bytes) -> Wish:
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the whole"
         raise ValueError(f"{where}: {first['msg']}") from None
+
+
+def new_instance_uid(now_unix_s: float) -> uuid.UUID:
+    """A UUID of version 7 (RFC 9562): 48 bits of milliseconds, then random ones."""
+    milliseconds = int(now_unix_s * 1e3) & (2**48 - 1)
+    return uuid.UUID(int=milliseconds << 80 | 0x7 << 76 | secrets.randbits(12) << 64 | 0x2 << 62 | secrets.randbits(62))
 
 
 def digest_of(body: bytes) -> bytes:

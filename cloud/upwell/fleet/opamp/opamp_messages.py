@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -322,11 +321,3 @@ def write_error(text: str, *, retry_s: float) -> bytes:
     if retry_s:
         error.retry_info.retry_after_nanoseconds = int(retry_s * 1e9)
     return opamp_pb2.ServerToAgent(error_response=error).SerializeToString()
-
-
-def new_uid(random_bytes: bytes, now_unix_s: float) -> bytes:
-    """An instance UID as a UUID of version 7 (RFC 9562): 48 bits of milliseconds, then random ones."""
-    milliseconds = int(now_unix_s * 1e3) & (2**48 - 1)
-    bits = (milliseconds << 80) | (int.from_bytes(random_bytes[:10], "big") & (2**80 - 1))
-    bits = bits & ~(0xF << 76) & ~(0x3 << 62) | (0x7 << 76) | (0x2 << 62)
-    return uuid.UUID(int=bits).bytes

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from upwell.fleet.enrolment.certificate_authority import IssuedCertificate, read_request
 from upwell.fleet.enrolment.enrolment import Enrolment
-from upwell.fleet.opamp.opamp_messages import ConnectionSettings, Incoming, PollReply, new_uid
+from upwell.fleet.opamp.opamp_messages import ConnectionSettings, Incoming, PollReply
 from upwell.fleet.registry.device_presence import Presence
 from upwell.fleet.registry.device_questions import OpenQuestions, answer
 from upwell.fleet.registry.device_reports import Report, apply, changes_of
@@ -17,7 +16,7 @@ from upwell.fleet.registry.groups import Assignments
 from upwell.fleet.registry.shadow_releases import keep_lines
 from upwell.fleet.storage.database import Database
 from upwell.shared.errors import Unauthenticated
-from upwell.shared.opamp import EXPLAIN, RELEASE_PACKAGE, STATISTICS_S, Wish, digest_of
+from upwell.shared.opamp import EXPLAIN, RELEASE_PACKAGE, STATISTICS_S, Wish, digest_of, new_instance_uid
 
 BUDGET_POLLS = 5
 """A device with a share of a budget reports its demand in one of this many polls."""
@@ -79,7 +78,7 @@ class PollHandler:
         )
         return PollReply(
             instance_uid=report.instance_uid,
-            new_instance_uid=new_uid(os.urandom(10), now.unix_s) if poll.wants_uid else b"",
+            new_instance_uid=new_instance_uid(now.unix_s).bytes if poll.wants_uid else b"",
             wants_full_state=is_unknown or (heard.wants_full_state and report.attributes is None),
             wish=self._wish(device, poll, now),
             settings=settings if is_told else None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import secrets
 import time
 import uuid
 from pathlib import Path
@@ -18,6 +17,7 @@ from cryptography.x509.oid import NameOID
 
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import read_file, write_whole
+from upwell.shared.opamp import new_instance_uid
 from upwell.shared.platform.system_clock import uptime_s
 
 FOLDER_NAME = "fleet"
@@ -129,12 +129,10 @@ def _key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def _instance_uid(path: Path) -> bytes:
-    """The stored UID, or a new one: a UUID of version 7 (RFC 9562)."""
+    """The stored UID, or a new one."""
     if path.exists():
         with contextlib.suppress(ValueError):
             return uuid.UUID(path.read_text("ascii").strip()).bytes
-    milliseconds = time.time_ns() // 1_000_000 & (2**48 - 1)
-    bits = milliseconds << 80 | 0x7 << 76 | secrets.randbits(12) << 64 | 0x2 << 62 | secrets.randbits(62)
-    made = uuid.UUID(int=bits)
+    made = new_instance_uid(time.time())
     write_whole(path, str(made).encode(), 0o600)
     return made.bytes
