@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
@@ -158,36 +158,24 @@ class Rate:
     period: Period
 
 
-_PERIODS: Mapping[str, Period] = MappingProxyType(
-    {"s": "s", "min": "min", "h": "h", "day": "day", "week": "week", "month": "month"}
-)
+def _rate(amount: Callable[[str], float], example: str) -> BeforeValidator:
+    def parse(value: object) -> Rate:
+        number, period = parse_rate(value, amount, example)
+        return Rate(number, cast(Period, period))
 
-
-def _rate_of_requests(value: object) -> Rate:
-    amount, period = parse_rate(value, parse_count, "100/min")
-    return Rate(amount, _PERIODS[period])
-
-
-def _rate_of_bytes(value: object) -> Rate:
-    amount, period = parse_rate(value, parse_bytes, "5GB/month")
-    return Rate(amount, _PERIODS[period])
-
-
-def _rate_of_money(value: object) -> Rate:
-    amount, period = parse_rate(value, parse_number, "20/month")
-    return Rate(amount, _PERIODS[period])
+    return BeforeValidator(parse)
 
 
 class Budget(Section):
     """What may be spent on the cloud; models that inherit a limit share it."""
 
-    cloud_requests: Annotated[Rate | None, BeforeValidator(_rate_of_requests), rate_schema()] = Field(
+    cloud_requests: Annotated[Rate | None, _rate(parse_count, "100/min"), rate_schema()] = Field(
         None, description="Requests sent up, such as 100/min."
     )
-    uplink: Annotated[Rate | None, BeforeValidator(_rate_of_bytes), rate_schema(SIZE_UNIT_PATTERN)] = Field(
+    uplink: Annotated[Rate | None, _rate(parse_bytes, "5GB/month"), rate_schema(SIZE_UNIT_PATTERN)] = Field(
         None, description="Bytes sent up, such as 5GB/month."
     )
-    money: Annotated[Rate | None, BeforeValidator(_rate_of_money), rate_schema()] = Field(
+    money: Annotated[Rate | None, _rate(parse_number, "20/month"), rate_schema()] = Field(
         None, description="By `prices`, in their currency, such as 20/month."
     )
     billing_day: Annotated[int, Field(strict=True, ge=1, le=31)] = Field(
@@ -216,7 +204,7 @@ def _rate_of_source(value: object) -> Rate:
     amount, period = parse_rate(value, parse_number, "10/s")
     if period not in PERIOD_S or amount <= 0:
         raise ValueError(f"expected a rate of more than 0 per s, min or h, such as 10/s, got {value!r}")
-    return Rate(amount, _PERIODS[period])
+    return Rate(amount, cast(Period, period))
 
 
 PERIOD_S: Mapping[str, float] = MappingProxyType({"s": 1.0, "min": 60.0, "h": 3600.0})

@@ -50,11 +50,6 @@ _UNTIL_CALIBRATED: Mapping[str, float] = {
 }  # fmt: skip
 """The default thresholds for a target without a calibration or threshold; other measures have no natural scale."""
 
-_SECTIONS = (
-    "deadline", "objective", "confidence", "hard", "large", "on_cloud_failure", "spool", "hedge", "budget", "prices",
-    "energy", "priority", "source", "audit", "explore", "record", "collect", "on_drift",
-)  # fmt: skip
-
 
 @value_class
 class Level:
@@ -215,31 +210,16 @@ def _budget(layers: Layers) -> tuple[Limit, ...]:
 def _collect(layers: Layers) -> CollectSettings | None:
     if layers.is_off("collect"):
         return None
-
-    def get(key: str, default: Any) -> Any:
-        return layers.get(("collect", key), default)
-
-    built_in = CollectSettings()
-    return CollectSettings(
-        hard=get("hard", built_in.hard),
-        audited=get("audited", built_in.audited),
-        sample=get("random", built_in.sample),
-        classes=get("classes", built_in.classes),
-        near=get("near", built_in.near),
-        novel=get("novel", built_in.novel),
-        track=get("track", built_in.track),
-        one_per_track=get("one_per_track", built_in.one_per_track),
-        source=get("source", layers.get(("source", "tag")) or built_in.source),
-        per_day=get("per_day", built_in.per_day),
-        keep_bytes=get("keep", built_in.keep_bytes),
-        max_age_s=get("max_age", built_in.max_age_s),
-    )
+    names = {"random": "sample", "keep": "keep_bytes", "max_age": "max_age_s"}
+    written = {names.get(key, key): layers.get(("collect", key)) for key, _ in layers.written("collect") if key}
+    tag = layers.get(("source", "tag"))
+    return CollectSettings(**({"source": tag} if tag else {}) | written)
 
 
 def _origins(layers: Layers) -> dict[str, str]:
     """Key of the file -> level, for written keys; `hard.threshold` stands for both directions."""
     found: dict[str, str] = {}
-    for section in _SECTIONS:
+    for section in SettingsPatch.model_fields:
         for key, level in layers.written(section):
             found[f"{section}.{key}" if key else section] = level.label
     key, _ = _directions(layers.get(("hard", "measure"), "margin"))
