@@ -33,7 +33,7 @@ PolicyArgument: TypeAlias = Annotated[
 ]
 
 
-def parsed(option: str, text: str, parse: Callable[[str], T]) -> T:
+def parsed(option: str, text: Any, parse: Callable[[Any], T]) -> T:
     """The option's text parsed by `parse`. Raises `ConfigError` for its `ValueError`."""
     try:
         return parse(text)
@@ -46,10 +46,7 @@ def share(option: str, text: str) -> float:
     value: str | float = text
     with contextlib.suppress(ValueError):
         value = float(text)
-    try:
-        return parse_share(value)
-    except ValueError as error:
-        raise ConfigError.at(None, str(error), option) from None
+    return parsed(option, value, parse_share)
 
 
 def key_values(option: str, texts: Sequence[str] | None) -> dict[str, str]:
