@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from upwell.pipelines.frame import FoundObject, Point, Scene
-from upwell.pipelines.steps.geometry import LOST_S, Zones, anchor, contains, crossing, edge_distance, line_distance
+from upwell.pipelines.steps.geometry import LOST_S, Zones, anchor, crossing, edge_distance, line_distance
 
 if TYPE_CHECKING:
     from upwell.pipelines.events.where_condition import ObjectCondition
@@ -230,7 +230,7 @@ class EventRules:
         else:
             before = anchor(followed.found.box)
             followed.found, followed.seen_s, followed.missed_since_s = found, now_s, None
-        inside = {name for name, polygon in self.zones.polygons.items() if contains(polygon, at)}
+        inside = self.zones.around(at)
         for zone in sorted(followed.entered_s.keys() - inside):
             if edge_distance(self.zones.polygons[zone], found.box) > MARGIN:
                 yield from self._exit(zone, followed, now_s)

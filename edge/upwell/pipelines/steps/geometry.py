@@ -28,6 +28,9 @@ _ROUNDING = (3 + 16 * 2.0**-53) * 2.0**-53
 _TINY = 1e-300
 """Products below this may have lost digits, which the bound above does not cover."""
 
+_LAST = math.nextafter(1.0, 0.0)
+"""The largest fraction of a side that lies inside a zone which reaches to the end of it."""
+
 
 def anchor(box: Box) -> Point:
     """The point at which an object stands: the middle of its box's bottom edge."""
@@ -143,10 +146,14 @@ class Zones:
         return tuple(replace(found, zones=self.around(anchor(found.box))) for found in objects)
 
     def around(self, point: Point) -> frozenset[str]:
-        """The names of the zones that contain the point; none if it is not finite."""
+        """The names of the zones that contain the point; none if it is not finite.
+
+        One on or beyond an edge of the picture counts as just inside it: there stands what the picture cuts off.
+        """
         if not (math.isfinite(point[0]) and math.isfinite(point[1])):
             return frozenset()
-        return frozenset(name for name, polygon in self.polygons.items() if contains(polygon, point))
+        x, y = (min(max(part, 0.0), _LAST) for part in point)
+        return frozenset(name for name, polygon in self.polygons.items() if contains(polygon, (x, y)))
 
 
 LOST_S = 2.0

@@ -57,6 +57,11 @@ def test_who_is_in_a_zone_at_first_sight_enters_it_and_who_goes_there_exits_it()
     assert walk(rules_on(*ALL), (0.5, 0.4), None, None, None) == ["appear", "enter door", "exit door", "leave"]
 
 
+def test_who_comes_so_near_that_the_picture_cuts_off_the_feet_enters_and_stays() -> None:
+    seen = walk(rules_on(*ALL), (0.5, 1.0), (0.5, 1.0), (0.5, 1.0), (0.5, 1.0), (0.9, 1.0))
+    assert seen == ["appear", "enter door", "dwell door 2s", "exit door"]
+
+
 def test_a_leave_says_what_was_seen_last_and_when_it_has_been_missed_for_long_enough() -> None:
     rules = rules_on("leave", lost_s=1.0)
     rules.take(scene(0.0, at((0.1, 0.4))))

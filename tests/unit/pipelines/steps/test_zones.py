@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from upwell.pipelines.frame import FoundObject
+from upwell.pipelines.frame import Box, FoundObject
 from upwell.pipelines.steps.geometry import (
     Line,
     Polygon,
@@ -30,6 +30,22 @@ def test_an_object_is_where_the_middle_of_its_bottom_edge_is() -> None:
     assert anchor(stands.box) == (0.4, 0.5)
     assert [found.zones for found in zones.locate((stands, reaches_in, nowhere))] == [{"a"}, set(), set()]
     assert zones.around((0.58, 0.55)) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("box", "zone"),
+    [
+        ((0.3, 0.6, 0.5, 1.0), "left"),  # whoever stands nearer than the picture reaches
+        ((0.5, 0.6, 0.7, 1.3), "right"),  # as a model of one's own may say it
+        ((0.9, 0.2, 1.4, 0.6), "right"),
+        ((-0.4, 0.2, 0.1, 0.6), "left"),
+        ((1.0, 0.5, 1.0, 1.0), "right"),
+    ],
+)
+def test_who_is_cut_off_by_the_picture_is_in_the_zone_that_reaches_to_its_edge(box: Box, zone: str) -> None:
+    halves = {"left": ((0, 0), (0.5, 0), (0.5, 1), (0, 1)), "right": ((0.5, 0), (1, 0), (1, 1), (0.5, 1))}
+    (located,) = Zones(halves, {}).locate([FoundObject("person", 0.9, box)])
+    assert located.zones == {zone}
 
 
 def test_a_zone_has_its_left_edge_and_its_upper_one_but_not_the_others() -> None:
