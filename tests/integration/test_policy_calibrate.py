@@ -23,8 +23,10 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import HardSettings, ModelPair
 from upwell.shared.routing.request_log_line import LONGEST_LINE_BYTES, LogLine
+from upwell.shared.units import parse_share
 from upwell.tools.policy.calibrate_cli import calibrate
 from upwell.tools.policy.check_cli import check
+from upwell.tools.policy.policy_yaml_writer import as_percent
 from upwell.tools.policy.request_log_reader import read_log
 from upwell.tools.policy.simulate_cli import simulate
 
@@ -462,6 +464,12 @@ def test_a_simulation_says_how_many_lines_lack_the_supports_that_a_policy_weighs
     says = "2 lines have `chances` without the `supports` that it weighs, so they count as hard"
     assert done.stderr == f"{policy}: {says}\n"
     assert set(json.loads(done.stdout)["policy"]["reasons"]) == {"easy", "hard"}
+
+
+@pytest.mark.parametrize("text", ["33.333333333333%", "7%", "99.9999999999%", "0.00000001%", "20%"])
+def test_a_share_is_written_exactly_as_it_was_asked_for(text: str) -> None:
+    """Rounded it would be another target, which decides no request of the log, or none at all."""
+    assert as_percent(parse_share(text)) == text
 
 
 @pytest.mark.parametrize(("count", "words"), [(50, "30 more lines are wrong"), (21, "1 more line is wrong")])

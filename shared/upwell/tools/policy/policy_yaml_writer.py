@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Mapping
+from decimal import Decimal
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -115,8 +116,8 @@ class PolicyText:
 
 
 def as_percent(share: float) -> str:
-    """The share as people write it: 0.2 -> `20%`."""
-    return f"{share * 100:.10g}%"
+    """The share as people write it, exactly: 0.2 -> `20%`."""
+    return f"{(Decimal(repr(share)) * 100).normalize():f}%"
 
 
 def _target_values(target: Target) -> dict[str, str]:

@@ -284,11 +284,12 @@ def test_a_line_that_nobody_can_replay_is_refused(wrong: dict[str, float]) -> No
 
 
 def test_hardness_comes_from_the_logits_where_there_are_any() -> None:
-    with_logits, without, neither = prepare([line(logits=[2.0, 0.0]), line(1.0), line(2.0, hardness={})])
+    lines = [line(logits=[2.0, 0.0]), line(1.0), line(2.0, hardness={}), line(3.0, logits=[])]
+    with_logits, without, neither, empty = prepare(lines)
     warm, hot = HardSettings(), HardSettings(temperature=4.0)
     assert score(with_logits, warm) == pytest.approx(math.tanh(1.0))
     assert score(with_logits, hot) == pytest.approx(math.tanh(0.25))
-    assert score(without, hot) == 0.1
+    assert score(without, hot) == score(empty, hot) == 0.1
     assert math.isnan(score(neither, warm))
     assert math.isnan(verdict(True, warm))
     assert verdict(False, warm) == math.inf

@@ -9,6 +9,7 @@ import numpy as np
 
 from upwell.shared.routing.calibration.binomial import at_least, at_most, upper_bound
 from upwell.shared.tensors import Array
+from upwell.shared.units import count_of
 
 SHARE_TOLERANCE = 0.02
 """Maximum distance of a chosen share from the target if scores are tied."""
@@ -136,9 +137,10 @@ def cut_for_share(sample: Sample, target: float) -> float:
     if abs(shares[best] - target) > SHARE_TOLERANCE:
         above, below = shares[shares > target], shares[shares <= target]
         near = " and ".join(f"{share:.1%}" for share in (*above[-1:], *below[:1]))
+        values = count_of(len(cuts), "distinct value")
         raise CannotCalibrate(
-            f"a share of {target:.4g} is out of reach: the scores have {len(cuts)} distinct values, and the "
-            f"nearest shares are {near}; another measure may have finer scores"
+            f"a share of {target:.4g} is out of reach: the scores have {values}, and the nearest shares are {near}; "
+            "another measure may have finer scores"
         )
     return float(cuts[best])
 

@@ -106,7 +106,7 @@ def score(request: LoggedRequest, hard: HardSettings) -> float:
     line = request.line
     if is_of_chances(line, hard.measure):
         return hardness_of_chances(line, hard.measure, hard.fit)
-    if line.logits is not None and hard.measure in _FROM_LOGITS:
+    if line.logits and hard.measure in _FROM_LOGITS:
         return hardness(np.array([line.logits]), hard.measure, logits=True, temperature=hard.temperature)[0]
     return line.hardness.get(hard.measure, math.nan)
 
