@@ -199,11 +199,11 @@ def _measured(served: ServedModel, edge: EdgeModel, data: Path) -> tuple[list[Ro
     if count > MOST_ROWS:
         raise ConfigError.at(data, f"{count} rows, more than {MOST_ROWS}; use fewer", "--data")
     with progress() as bar:
-        for inputs in bar.track(requests, total=count, description="rows"):
+        for name, inputs in bar.track(requests, total=count, description="rows"):
             try:
                 outputs = edge.run_now(inputs).outputs
             except (InvalidRequest, ModelFailed) as error:
-                raise ConfigError.at(data, f"the model does not accept row {len(rows)}: {error}", "--data") from None
+                raise ConfigError.at(data, f"the model does not accept {name}: {error}", "--data") from None
             if measure is None:
                 known = edge.scorer.score_all(outputs, HardSettings(), 1)[0]
                 measure = "margin" if "margin" in known else cast("Measure", next(iter(known), "margin"))
@@ -212,11 +212,11 @@ def _measured(served: ServedModel, edge: EdgeModel, data: Path) -> tuple[list[Ro
     return rows, measure or "margin"
 
 
-def _requests(served: ServedModel, data: Path) -> tuple[int, Iterator[Mapping[str, Array]]]:
-    """The number of requests of one row each, and these."""
+def _requests(served: ServedModel, data: Path) -> tuple[int, Iterator[tuple[str, Mapping[str, Array]]]]:
+    """The number of requests of one row each, and these, each with its name in messages."""
     if data.is_dir():
         items = find_items(data)
-        return len(items), (_of_item(item, served) for item in items)
+        return len(items), ((item.name, _of_item(item, served)) for item in items)
     edge = served.edge
     assert edge is not None  # noqa: S101  the caller has it
     if data.suffix.lower() != ".npz":
@@ -229,7 +229,8 @@ def _requests(served: ServedModel, data: Path) -> tuple[int, Iterator[Mapping[st
     except InvalidRequest as error:
         raise ConfigError.at(data, str(error), "--data") from None
     signature = edge.signature
-    return count, (signature.select_rows(arrays, (row,)) if signature.has_rows else arrays for row in range(count))
+    rows = (signature.select_rows(arrays, (row,)) if signature.has_rows else arrays for row in range(count))
+    return count, ((f"row {row}", inputs) for row, inputs in enumerate(rows))
 
 
 def _of_item(item: Item, served: ServedModel) -> Mapping[str, Array]:

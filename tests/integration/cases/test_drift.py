@@ -176,6 +176,9 @@ def test_too_many_rows_are_refused_before_any_is_read(tmp_path: Path, monkeypatc
     arguments = ["model", "reference", str(tmp_path / "digits"), "--data", str(tmp_path / "data")]
     done = CliRunner().invoke(build_app(["model"]), arguments)
     assert "--data: 3 rows, more than 2; use fewer" in str(done.exception)
+    monkeypatch.undo()
+    done = CliRunner().invoke(build_app(["model"]), arguments)
+    assert "--data: the model does not accept 0.png: " in str(done.exception)
 
 
 @pytest.mark.slow
