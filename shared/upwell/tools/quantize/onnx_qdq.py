@@ -133,7 +133,10 @@ class OnnxQuantizer:
             raise ConfigError.at(self._path, f"onnxruntime cannot quantize it: {reason}") from error
         made = quantizer.model.model
         if not any(node.op_type == "QuantizeLinear" for node in made.graph.node):
-            raise ConfigError.at(self._path, "nothing was quantized; is every node kept float?")
+            is_kept = {node.name for node in self.nodes} <= {*keep_float}
+            operators = ", ".join(sorted({node.operator for node in self.graph}))
+            why = "every node is kept float" if is_kept else f"onnxruntime leaves {operators} float here"
+            raise ConfigError.at(self._path, f"nothing was quantized: {why}")
         able = {node.name for node in self.nodes}
         read_float_values(made.graph, {*keep_float, *(node.name for node in self.graph if node.name not in able)})
         put_in_order(made.graph)
@@ -141,14 +144,21 @@ class OnnxQuantizer:
         return bytes(made.SerializeToString())
 
     def opened(self, model: bytes, arithmetic: Arithmetic = "served") -> Run:
-        """The int8 model, ready to run; see `Quantizer.opened`."""
-        if arithmetic == "served":
-            with tempfile.TemporaryDirectory(prefix="upwell-quantize-") as folder:
-                file = Path(folder, "model.onnx")
+        """The int8 model, ready to run; see `Quantizer.opened`. Raises `ConfigError` if onnxruntime made one that does
+        not run.
+        """
+        with tempfile.TemporaryDirectory(prefix="upwell-quantize-") as folder:
+            file = Path(folder, "model.onnx")
+            try:
+                if arithmetic != "served":
+                    session = session_of(onnx.ModelProto.FromString(model), arithmetic, threads=1)
+                    return caller_for(session, self._inputs, self._outputs)
                 file.write_bytes(model)
                 return load_runtime(file, RuntimeOptions(threads=1)).run
-        session = session_of(onnx.ModelProto.FromString(model), arithmetic, threads=1)
-        return caller_for(session, self._inputs, self._outputs)
+            except Exception as error:  # onnxruntime's errors share no base class
+                reason = error.problems[0].message if isinstance(error, ConfigError) else plain_text(error)
+                reason = reason.replace(str(file), "it")
+                raise ConfigError.at(self._path, f"onnxruntime did not make a working model of it: {reason}") from error
 
     def layers(self, model: bytes, feeds: Iterable[Feed]) -> Sequence[Layer]:
         """The result of each node of the int8 model against the float one; see `Quantizer.layers`."""

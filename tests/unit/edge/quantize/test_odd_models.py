@@ -86,6 +86,31 @@ def test_the_file_is_what_onnx_calls_a_model(tmp_path: Path, kind: str, target: 
     onnx.checker.check_model(made.model, full_check=True)
 
 
+@pytest.mark.parametrize("target", ["cpu", "npu"])
+def test_a_model_that_onnxruntime_breaks_is_named(tmp_path: Path, target: Target) -> None:
+    """An input that is an output, too, gets its name twice."""
+    path = onnx_model(tmp_path / "echo.onnx", [product("x", "w2", "y", "only")])
+    made = onnx.load(path)
+    made.graph.output.append(made.graph.input[0])
+    onnx.save(made, path)
+    words = r"echo.onnx: onnxruntime did not make a working model of it: .*Duplicate"
+    with pytest.raises(ConfigError, match=words) as found:
+        quantized(path, {"x": numbers(ROWS, WIDTH)}, settings=QuantizeSettings(target=target))
+    assert "upwell-quantize-" not in str(found.value)
+
+
+def test_operators_that_onnxruntime_leaves_float_are_named(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Unsqueeze", ["x", "axis"], ["one"]),
+        helper.make_node("LSTM", ["one", "wi", "wr"], ["", "last"], hidden_size=4, name="cells"),
+        helper.make_node("Squeeze", ["last", "axis"], ["y"]),
+    ]
+    weights = {"axis": np.array([0], np.int64), "wi": numbers(1, 16, WIDTH), "wr": numbers(1, 16, 4)}
+    path = onnx_model(tmp_path / "lstm.onnx", nodes, **weights)
+    with pytest.raises(ConfigError, match="nothing was quantized: onnxruntime leaves LSTM, Squeeze, Unsqueeze float"):
+        quantized(path, {"x": numbers(ROWS, WIDTH)})
+
+
 def test_text_is_calibrated_on_as_callers_send_it(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("LabelEncoder", ["word"], ["code"], domain="ai.onnx.ml", keys_strings=["on"],
