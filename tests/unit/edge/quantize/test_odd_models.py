@@ -105,8 +105,8 @@ def test_operators_that_onnxruntime_leaves_float_are_named(tmp_path: Path) -> No
         helper.make_node("LSTM", ["one", "wi", "wr"], ["", "last"], hidden_size=4, name="cells"),
         helper.make_node("Squeeze", ["last", "axis"], ["y"]),
     ]
-    weights = {"axis": np.array([0], np.int64), "wi": numbers(1, 16, WIDTH), "wr": numbers(1, 16, 4)}
-    path = onnx_model(tmp_path / "lstm.onnx", nodes, **weights)
+    axis, wi, wr = np.array([0], np.int64), numbers(1, 16, WIDTH), numbers(1, 16, 4)
+    path = onnx_model(tmp_path / "lstm.onnx", nodes, axis=axis, wi=wi, wr=wr)
     with pytest.raises(ConfigError, match="nothing was quantized: onnxruntime leaves LSTM, Squeeze, Unsqueeze float"):
         quantized(path, {"x": numbers(ROWS, WIDTH)})
 
