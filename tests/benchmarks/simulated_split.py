@@ -25,8 +25,8 @@ from upwell.shared.oip.dataplane import InferRequest
 from upwell.shared.oip.grpc.client.client import OipClient
 from upwell.shared.partition.bandwidth import BandwidthSweep, envelope
 from upwell.shared.partition.cost_graph import CostGraph, Placement, TierLink, sent, total_s
+from upwell.shared.partition.cut_candidates import cuts_of
 from upwell.shared.partition.graph_contraction import contract
-from upwell.shared.partition.model_graph import cuts_of
 from upwell.shared.partition.objectives import latency
 from upwell.shared.partition.planner import Cutter
 from upwell.shared.partition.read_graph import read_graph

@@ -22,7 +22,7 @@ from upwell.edge.runtimes.onnx.runtime import OnnxRuntime
 from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.edge.server.agent_core import AgentCore
 from upwell.shared.partition.cost_graph import TierLink
-from upwell.shared.partition.model_graph import cuts_of
+from upwell.shared.partition.cut_candidates import cuts_of
 from upwell.shared.routing.reasons import Route
 from upwell.shared.tensors import Array
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from upwell.shared.partition.model_graph import Cut, Graph, Node, Tensor, cuts_of, known_bytes, ranked, refined
+from upwell.shared.partition.cut_candidates import Cut, cuts_of, ranked, refined
+from upwell.shared.partition.model_graph import Graph, Node, Tensor, known_bytes
 
 
 def chain(sizes: list[int | None], work: list[float]) -> Graph:

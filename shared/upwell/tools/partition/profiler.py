@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Literal
 
 from upwell.shared.errors import ConfigError
-from upwell.shared.partition.model_graph import Cut, Graph, cuts_of, known_bytes, ranked, refined
+from upwell.shared.partition.cut_candidates import Cut, cuts_of, ranked, refined
+from upwell.shared.partition.model_graph import Graph, known_bytes
 from upwell.shared.partition.split.model_halves import Halves, ModelHalf
 from upwell.shared.partition.split.split_model import open_model_file, split_model
 from upwell.shared.partition.tier_profile import (
