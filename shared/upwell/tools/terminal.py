@@ -13,19 +13,22 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Annotated, Any, TypeAlias, TypeVar
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
 from rich.text import Text
 
 from upwell.shared.errors import ConfigError, printable
 from upwell.shared.units import parse_share
 
 T = TypeVar("T")
+
+_WIDE = 1000
 
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 PolicyArgument: TypeAlias = Annotated[
@@ -131,3 +134,15 @@ def quiet() -> Iterator[IO[str]]:
                 os.dup2(copy, number)
                 os.close(copy)
             logging.disable(logged)
+
+
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table of plain text. Its contents come from a service or a device, and a terminal would obey control
+    characters.
+    """
+    made = Table(box=None)
+    for heading in headings:
+        made.add_column(heading, overflow="fold")
+    for row in rows:
+        made.add_row(*(plain("" if cell is None else cell) for cell in row))
+    Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE).print(made)

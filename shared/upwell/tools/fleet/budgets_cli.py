@@ -24,12 +24,11 @@ from upwell.tools.fleet.fleet_client import (
     ago,
     print_found,
     print_json,
-    print_table,
     segment,
     shares_text,
 )
 from upwell.tools.policy.request_log_reader import read_log
-from upwell.tools.terminal import AsJson, key_values, parsed, percent, plain, share, stdout_console
+from upwell.tools.terminal import AsJson, key_values, parsed, percent, plain, print_table, share, stdout_console
 
 budget = typer.Typer(no_args_is_help=True, help="Budgets shared by devices, divided by what each gains.")
 _Name = Annotated[str, typer.Argument(metavar="BUDGET", help="The budget's name.")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
@@ -12,21 +11,18 @@ from typing import Annotated, Any, TypeAlias
 from urllib.parse import quote, urlencode
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.errors import ConfigError, UpwellError
 from upwell.shared.files import parse_json
 from upwell.shared.oip.grpc.client.client import RemoteError
 from upwell.shared.oip.http.client.exchange import HttpsCaller
-from upwell.tools.terminal import percent, plain
+from upwell.tools.terminal import percent, print_table
 
 BASE = "/api/v1"
 PAGE = 1000
 MAX_ANSWER_BYTES = 64 << 20
 """Enough for a page of devices with as many labels as they may report, and for a roll-out of 100,000 devices."""
-_WIDE = 1000
 
 At: TypeAlias = Annotated[
     str, typer.Option("--at", envvar="UPWELL_FLEET", help="The service: https://HOST:PORT.", show_default=False)
@@ -100,18 +96,6 @@ def segment(name: str) -> str:
 def print_json(value: Any) -> None:
     """Print one JSON object."""
     typer.echo(json.dumps(value))
-
-
-def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table of plain text. Its contents come from a service or a device, and a terminal would obey control
-    characters.
-    """
-    made = Table(box=None)
-    for heading in headings:
-        made.add_column(heading, overflow="fold")
-    for row in rows:
-        made.add_row(*(plain("" if cell is None else cell) for cell in row))
-    Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE).print(made)
 
 
 def print_found(found: Any, as_json: bool, headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

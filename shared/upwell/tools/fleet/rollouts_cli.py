@@ -22,10 +22,9 @@ from upwell.tools.fleet.fleet_client import (
     ago,
     print_found,
     print_json,
-    print_table,
     segment,
 )
-from upwell.tools.terminal import AsJson, plain, progress, stdout_console
+from upwell.tools.terminal import AsJson, plain, print_table, progress, stdout_console
 
 RolloutArgument = Annotated[
     str, typer.Argument(metavar="ROLLOUT", help="The roll-out's id; see `upwell fleet rollouts`.")
