@@ -24,8 +24,9 @@ import onnx
 
 from tests.models.mobilenet import build_mobilenet_v2
 from upwell.edge.runtimes.runtime_loader import load_runtime
-from upwell.edge.runtimes.runtime_options import RuntimeOptions, usable_cores
+from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.shared.errors import ConfigError, InvalidRequest
+from upwell.shared.platform.cpu_cores import usable_cores
 from upwell.shared.tensors import Array
 from upwell.tools.demo.digit_data import ASSETS
 

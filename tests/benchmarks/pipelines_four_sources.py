@@ -33,12 +33,12 @@ import numpy as np
 
 from tests.benchmarks.pipelines_live import h264_video, live_servers
 from tests.pipelines_run import FOLLOWED, pipelines_text
-from upwell.edge.runtimes.runtime_options import usable_cores
 from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.pipelines.config.pipelines_check import parse_pipelines
 from upwell.pipelines.run.frame_loop import FrameLoop
 from upwell.pipelines.run.late_answers import LateResults
 from upwell.pipelines.run.pipeline_factory import build_pipelines
+from upwell.shared.platform.cpu_cores import usable_cores
 from upwell.tools.demo import digit_data
 from upwell.tools.demo.digit_data import ASSETS
 

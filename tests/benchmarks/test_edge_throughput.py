@@ -24,9 +24,9 @@ from onnx import helper
 
 from tests.unit import models_for_tests, tflite_for_tests
 from tests.unit.tflite_for_tests import Op, T
-from upwell.edge.runtimes.runtime_options import usable_cores
 from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.edge.server.agent_core import AgentCore
+from upwell.shared.platform.cpu_cores import usable_cores
 from upwell.shared.tensors import Array
 
 ROUNDS = 60

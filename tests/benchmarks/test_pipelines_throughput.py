@@ -25,7 +25,6 @@ import pytest
 from PIL import Image
 
 from tests.benchmarks.pipelines_live import bare_session, h264_video
-from upwell.edge.runtimes.runtime_options import usable_cores
 from upwell.edge.server.agent_assembly import embedded_agent
 from upwell.edge.server.agent_core import AgentCore
 from upwell.pipelines.config.pipelines_check import parse_pipelines
@@ -41,6 +40,7 @@ from upwell.pipelines.sinks.sink_settings import JsonlSettings
 from upwell.pipelines.steps.change import ChangeDetector
 from upwell.pipelines.steps.geometry import Zones
 from upwell.pipelines.steps.tracker import Tracker
+from upwell.shared.platform.cpu_cores import usable_cores
 from upwell.shared.tensors import Array
 from upwell.tools.demo.digit_data import ASSETS
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from upwell.cloud.engines.model_settings import ModelSettings, Precision
 from upwell.cloud.repository.model_folders import Versions
 from upwell.shared.config.yaml import FilePart, RelativePath
 from upwell.shared.oip.server_keys import ServerKeys
+from upwell.shared.platform.cpu_cores import usable_cores
 from upwell.shared.units import Seconds
 
 
@@ -262,7 +262,7 @@ class CloudConfig(FilePart):
         settings = ModelSettings(**values, trusted=frozenset(self.serve.trusted), instances=instances or 1)
         if instances is not None or not settings.is_on_cpu:
             return settings
-        return replace(settings, instances=max(1, cores() // settings.threads // self.serve.processes))
+        return replace(settings, instances=max(1, usable_cores() // settings.threads // self.serve.processes))
 
     def versions_of(self, name: str) -> Versions:
         """The versions of the model `name` to serve."""
@@ -280,8 +280,3 @@ class CloudConfig(FilePart):
     def listening_on(self, listen: Sequence[str]) -> CloudConfig:
         """The configuration with other addresses."""
         return self.model_copy(update={"serve": self.serve.model_copy(update={"listen": tuple(listen)})})
-
-
-def cores() -> int:
-    """The number of cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -52,7 +52,7 @@ def test_a_model_s_keys_count_before_the_defaults(tmp_path: Path) -> None:
 
 
 def test_what_is_not_written_has_its_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config_module, "cores", lambda: 6)
+    monkeypatch.setattr(config_module, "usable_cores", lambda: 6)
     config = load(tmp_path, LEAST)
     assert config.serve.security == ServerSecurity()
     assert config.serve.max_message == 64 << 20
@@ -77,7 +77,7 @@ def test_what_is_not_written_has_its_default(tmp_path: Path, monkeypatch: pytest
 def test_instances_share_out_the_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, instances: int
 ) -> None:
-    monkeypatch.setattr(config_module, "cores", lambda: 6)
+    monkeypatch.setattr(config_module, "usable_cores", lambda: 6)
     assert load(tmp_path, f"{LEAST}models: {{m: {model}}}").settings("m").instances == instances
 
 
@@ -289,7 +289,7 @@ def test_words_that_are_spelled_wrong_say_how_they_are_spelled(tmp_path: Path, t
 
 
 def test_workers_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config_module, "cores", lambda: 8)
+    monkeypatch.setattr(config_module, "usable_cores", lambda: 8)
     for workers, threads, instances in ((1, 1, 8), (2, 1, 4), (2, 2, 2), (8, 2, 1), (16, 1, 1)):
         text = LEAST.replace("}", f", workers: {workers}}}") + f"defaults: {{threads: {threads}}}"
         assert load(tmp_path, text).settings("any").instances == instances

@@ -59,7 +59,7 @@ def test_the_models_are_tried_and_a_broken_one_keeps_none_from_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_count, "LIMIT_S", 60.0)
-    monkeypatch.setattr(worker_count, "cores", lambda: 4)
+    monkeypatch.setattr(worker_count, "usable_cores", lambda: 4)
     for name in ("broken", "linear"):
         folder = tmp_path / name / "1"
         folder.mkdir(parents=True)
@@ -78,7 +78,7 @@ def test_a_trial_that_takes_too_long_leaves_the_default(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_count, "LIMIT_S", 0.01)
-    monkeypatch.setattr(worker_count, "cores", lambda: 4)
+    monkeypatch.setattr(worker_count, "usable_cores", lambda: 4)
     caplog.set_level(logging.INFO)
     assert resolved(config(tmp_path)).serve.workers == 1
     assert "was cut off after 0 s, before all models were tried" in caplog.text

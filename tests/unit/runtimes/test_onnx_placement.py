@@ -21,8 +21,9 @@ from upwell.edge.runtimes.fallback_runtime import FallbackRuntime
 from upwell.edge.runtimes.onnx.node_assignment import AssignedNode, from_profile, kernels_in_profile, records_assignment
 from upwell.edge.runtimes.onnx.runtime import OnnxRuntime
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
-from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions, usable_cores
+from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
 from upwell.shared.errors import ConfigError, InvalidRequest
+from upwell.shared.platform.cpu_cores import usable_cores
 from upwell.shared.tensors import Array
 
 Require = Literal["must", "prefer"]

@@ -14,9 +14,10 @@ from tests.unit import models_for_tests as onnx_models
 from tests.unit import tflite_for_tests as tflite_models
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.edge.runtimes.runtime_loader import coverage_of, load_runtime
-from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions, usable_cores
+from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions
 from upwell.shared.config.yaml import parse_yaml
 from upwell.shared.errors import ConfigError
+from upwell.shared.platform.cpu_cores import usable_cores
 
 
 def test_the_suffix_decides(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 
 from pydantic import TypeAdapter, ValidationError
 
-from upwell.cloud.config import CloudConfig, OnnxModel, cores
+from upwell.cloud.config import CloudConfig, OnnxModel
 from upwell.cloud.engines.base import engine_type
 from upwell.cloud.engines.batch_checks_and_buckets import zero_batch
 from upwell.cloud.engines.model_settings import ModelSettings
@@ -25,6 +25,7 @@ from upwell.cloud.repository.model_folders import ModelFolder
 from upwell.cloud.service.model_loader import find_models
 from upwell.shared.config.addresses import parse_address
 from upwell.shared.errors import UpwellError
+from upwell.shared.platform.cpu_cores import usable_cores
 
 LIMIT_S = 3.0
 """The longest that the trial delays a start. Models that it did not reach are served with the defaults."""
@@ -108,13 +109,13 @@ def resolved(config: CloudConfig) -> CloudConfig:
         return config
     reason = _why_one(config)
     trials = [] if reason else _tried(config)
-    choice = choose(trials, cores(), may_share=not reason)
+    choice = choose(trials, usable_cores(), may_share=not reason)
     for one in trials:
         _log.info(
             "trial: model %s version %s, %d bytes a request: a run takes %.2f ms on one thread; %.0f requests/s "
             "expected of one process, %.0f of %d",
-            one.model, one.version, one.size_bytes, 1e3 * one.one_thread_s, one.rate(1, cores()),
-            one.rate(cores(), cores()), cores(),
+            one.model, one.version, one.size_bytes, 1e3 * one.one_thread_s, one.rate(1, usable_cores()),
+            one.rate(usable_cores(), usable_cores()), usable_cores(),
         )  # fmt: skip
     _log.info("workers: auto chose %d%s", choice.workers, f" ({reason})" if reason else "")
     models = dict(config.models)
@@ -131,7 +132,7 @@ def _why_one(config: CloudConfig) -> str:
     """Why several processes cannot, or should not, serve; "" if they may."""
     if sys.platform != "linux":
         return "only Linux lets several processes share a port"
-    if cores() == 1:
+    if usable_cores() == 1:
         return "there is only one core"
     if any(parse_address(text).socket_path for text in (*config.serve.listen, *config.serve.listen_http)):
         return "processes cannot share a unix socket"
@@ -182,7 +183,7 @@ def _trial_of(folder: ModelFolder, settings: ModelSettings) -> Iterator[ModelTri
     one = ModelTrial(folder.name, str(folder.version), *first)
     yield one
     # Threads within a run only help where it is long: waking them takes a few microseconds.
-    if one.one_thread_s > _LONG_RUN_S and (second := _timed(folder, replace(settings, threads=cores()))):
+    if one.one_thread_s > _LONG_RUN_S and (second := _timed(folder, replace(settings, threads=usable_cores()))):
         yield replace(one, threads_s=second[1])
 
 

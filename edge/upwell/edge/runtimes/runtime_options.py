@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from upwell.shared.config.yaml import FilePart, resolve
+from upwell.shared.platform.cpu_cores import usable_cores
 
 LITERT_NPU = "litert_npu"
 """The provider name for LiteRT's own NPU path (`CompiledModel`)."""
@@ -108,12 +109,6 @@ class RuntimeOptions(FilePart):
     def wanted_accelerators(self) -> tuple[AcceleratorOptions, ...]:
         """The accelerators to try, in order."""
         return tuple(one for one in self.accelerator if one.require != "cpu")
-
-
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)  # absent on macOS and Windows
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def located(library: Path | None) -> Path | None:

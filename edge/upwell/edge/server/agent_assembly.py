@@ -26,7 +26,7 @@ from upwell.edge.observe.agent_health import release_part
 from upwell.edge.policy.periodic_jobs import PeriodicJobs
 from upwell.edge.policy.policy_file import check_policy
 from upwell.edge.runtimes.input_check import blank
-from upwell.edge.runtimes.runtime_options import MAX_DEFAULT_THREADS, usable_cores
+from upwell.edge.runtimes.runtime_options import MAX_DEFAULT_THREADS
 from upwell.edge.server.agent_core import AgentCore, AgentParts
 from upwell.edge.server.state_dir import StateDir
 from upwell.edge.updates.model_versions.model_start import ModelStart, Surroundings, clear_unpacked
@@ -35,6 +35,7 @@ from upwell.shared.config.addresses import Address, parse_address
 from upwell.shared.config.security import TlsFiles
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, ExtraMissing, InvalidRequest, ModelFailed, Problem, UpwellError
+from upwell.shared.platform.cpu_cores import usable_cores
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.signature.signature import LogicalInput
 from upwell.shared.tensors import Array

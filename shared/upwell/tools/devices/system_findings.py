@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from upwell.edge.runtimes.runtime_options import usable_cores
+from upwell.shared.platform.cpu_cores import usable_cores
 
 FEATURES: Mapping[str, str] = {
     "avx2": "AVX2",
