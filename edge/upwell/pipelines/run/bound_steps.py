@@ -62,7 +62,7 @@ def bind_steps(name: str, section: PipelineSection, agent: AgentCore) -> BoundSt
         where = None if condition is None else Where(condition, f"pipeline {name}, step {one.kind}")
         if one.infer is not None:
             inference = Inference(agent, _infer_settings(one.infer), name, window)
-            steps.append(InferFrame(inference) if one.infer.on == "frame" else InferObjects(inference, where))
+            steps.append(InferFrame(inference) if one.infer.on == "frame" else InferObjects(inference, where, zones))
         else:
             steps.append(_bound(one, where, zones))
     infers = [one for one in steps if isinstance(one, (InferFrame, InferObjects))]

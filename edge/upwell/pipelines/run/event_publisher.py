@@ -116,7 +116,7 @@ class Publisher:
         if not self._as.model:
             return []
         found: list[JudgedRequest] = [
-            (model, {**tags, **dict(object_tags(one))})
+            (model, {**tags, **dict(object_tags(one, self._as.zones))})
             for one in event.objects
             for model in dict.fromkeys((self._as.model, *self._as.detectors, *one.answers))
             for tags in self._tags(model)

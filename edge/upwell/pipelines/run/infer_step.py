@@ -22,6 +22,7 @@ from upwell.edge.server.agent_core import AgentCore
 from upwell.pipelines.frame import Box, FoundObject, Scene
 from upwell.pipelines.sources.frame_slot import WHOLE, Wanted
 from upwell.pipelines.sources.windows import laid_out
+from upwell.pipelines.steps.geometry import Zones, anchor
 from upwell.shared.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -315,11 +316,17 @@ class _Known:
 class InferObjects:
     """Asks about crops of the objects. Crops of one frame with the same tags are the rows of one request.
 
-    `where` selects the objects.
+    `where` selects the objects. `zones` are those of the pipeline.
     """
 
-    def __init__(self, inference: Inference, where: Callable[[FoundObject, Scene], bool] | None = None) -> None:
+    def __init__(
+        self,
+        inference: Inference,
+        where: Callable[[FoundObject, Scene], bool] | None = None,
+        zones: Zones | None = None,
+    ) -> None:
         self.inference = inference
+        self._zones = zones
         self.name = f"infer {inference.settings.model}"
         self._where = where
         self._known: dict[int, _Known] = {}
@@ -343,7 +350,7 @@ class InferObjects:
             crop = crop_of(scene.pixels, found.box, self.inference.settings.margin)
             if min(crop.shape[:2]) >= self.inference.settings.min_size:
                 crops[index] = crop
-                groups.setdefault(object_tags(found), []).append(index)
+                groups.setdefault(object_tags(found, self._zones), []).append(index)
         answers = []
         for tags, indexes in groups.items():
             rows = np.empty(len(indexes), dtype=np.object_)
@@ -407,9 +414,13 @@ def _clarity(found: FoundObject) -> float:
     return (x2 - x1) * (y2 - y1) * found.score
 
 
-def object_tags(found: FoundObject) -> tuple[tuple[str, str], ...]:
-    """The tags that rules see of an object: `label`, and `zone.NAME: "yes"` for each zone that it is in."""
-    return (("label", found.label), *((f"zone.{zone.lower()}", "yes") for zone in sorted(found.zones)))
+def object_tags(found: FoundObject, zones: Zones | None) -> tuple[tuple[str, str], ...]:
+    """The tags that rules see of an object: `label`, and `zone.NAME: "yes"` for each zone that it is in.
+
+    That includes those of a step `zones` which comes later: rules do not depend on the order of the steps.
+    """
+    names = found.zones if zones is None else found.zones | zones.around(anchor(found.box))
+    return (("label", found.label), *((f"zone.{zone.lower()}", "yes") for zone in sorted(names)))
 
 
 def crop_of(pixels: Array, box: Box, margin: float) -> Array:
