@@ -640,7 +640,10 @@ def test_labels_beside_a_model_stay_as_they_are_written(tmp_path: Path, in_proce
 def test_a_pipe_is_no_picture_and_is_not_waited_for(tmp_path: Path, in_process: InProcess) -> None:
     model = averaging(tmp_path / "model.onnx")
     os.mkfifo(tmp_path / "photo.png")
-    assert "not a regular file" in refused(in_process("model", "init", model, "--try", tmp_path / "photo.png"))
+    says = refused(in_process("model", "init", model, "--try", tmp_path / "photo.png"))
+    assert "not a regular file" in says
+    assert "model.yaml: is written all the same; --force replaces it" in says
+    assert (tmp_path / "model.yaml").exists()
 
 
 def test_probabilities_are_told_from_logits_by_running_the_model(tmp_path: Path, in_process: InProcess) -> None:

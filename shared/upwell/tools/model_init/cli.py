@@ -19,7 +19,7 @@ from upwell.edge.runtimes.base import Runtime
 from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.shared.config.yaml import parse_yaml
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import ConfigError, Problem
 from upwell.shared.files import read_file, write_named
 from upwell.shared.signature.model_yaml import MAX_TOKENIZER_BYTES, ModelDescription
 from upwell.shared.signature.processor import Processor
@@ -136,7 +136,7 @@ def init(
         quantization: Mapping[str, tuple[float, int]] = getattr(runtime, "quantization", {})  # TFLite models only
         text, facts = _described(_facts(file, runtime, quantization), runtime, quantization)
         _write(target, text, _beside(text, facts), force)
-        tried = try_sample(runtime, target, sample, force=force) if sample is not None else None
+        tried = None if sample is None else _tried(runtime, target, sample, force)
     finally:
         runtime.close()
     if as_json:
@@ -238,6 +238,15 @@ def _write(target: Path, text: str, beside: Mapping[str, bytes], force: bool) ->
         if path in others or not path.exists():
             write_named(path, content)
     write_named(target, text.encode())
+
+
+def _tried(runtime: Runtime, target: Path, sample: str, force: bool) -> TrialResult:
+    """The result of a trial. Raises `ConfigError`, which says that the description is there all the same."""
+    try:
+        return try_sample(runtime, target, sample, force=force)
+    except ConfigError as error:
+        is_written = Problem(target, None, None, "", "is written all the same; --force replaces it in another try")
+        raise ConfigError([*error.problems, is_written]) from None
 
 
 def _holds(path: Path, content: bytes) -> bool:
