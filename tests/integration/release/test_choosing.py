@@ -249,3 +249,31 @@ def test_a_bundle_that_is_installed_is_not_fetched_again(
         device.comes_to("trial", second)
         until(lambda: device.agent.router.settings(MODEL).deadline_s == 3.0, APPEARS_S)
         assert served() is before
+
+
+@pytest.mark.parametrize(
+    ("is_proven", "phase"), [(False, "rolled_back"), pytest.param(True, "refused", marks=pytest.mark.slow)]
+)
+def test_a_release_that_does_not_load_at_a_restart_is_neither_proven_nor_said_to_be_served(
+    folder: Path, publisher: Publisher, releases: Releases, is_proven: bool, phase: str
+) -> None:
+    keeps = "version: 1\n" + WARD
+    first = releases.release({MODEL: publisher.bundle(3)}, policy=policy_file(folder, keeps))
+    config = write_device(folder, releases, publisher.bundle(2))
+    with running(config) as device:
+        device.comes_to("trial", first)
+        second = releases.release({MODEL: publisher.bundle(4)}, policy=policy_file(folder))
+        device.comes_to("trial", second)
+        if is_proven:
+            device.proves()
+    (folder / "local.yaml").write_text(keeps)
+    config.write_text(json.dumps({**json.loads(config.read_text()), "policy": "local.yaml"}))
+    with running(config) as device:
+        assert device.answers == 3
+        assert f"{second}" in device.comes_to(phase, first)
+        third = releases.release({MODEL: publisher.bundle(5)}, policy=policy_file(folder, keeps))
+        device.comes_to("trial", third)
+        assert device.release.status().former == first
+    assert json.loads((folder / "state/release/units/state.json").read_text())["proven"] == (
+        second if is_proven else first
+    )

@@ -81,6 +81,8 @@ class VersionStore:
         """Where a source puts what it fetches."""
         self._lock = threading.Lock()
         self._served_from_s = time.monotonic()
+        self.stands_in: int | None = None
+        """The version that is served instead of the current one, which does not load here; None if that is served."""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._record = Record(self.folder, self.subject, trust, factory)
@@ -96,6 +98,11 @@ class VersionStore:
     def state(self) -> VersionState:
         """The current state of the versions."""
         return self._record.state
+
+    @property
+    def served(self) -> int:
+        """The version that is served: the current one, unless another stands in for it."""
+        return self.state.current if self.stands_in is None else self.stands_in
 
     @property
     def notice(self) -> str:
@@ -204,16 +211,17 @@ class VersionStore:
         """
         with self._lock:
             state, name = self.state, bundle.manifest.name if bundle.manifest else ""
-            is_on_trial = bool(state.current or self.factory)
+            is_on_trial = bool(self.served or self.factory)
             update: dict[str, Any] = {
                 "current": bundle.version,
-                "previous": state.current,
+                "previous": self.served,
                 "name": name,
                 "look": Look(key=key),
             }
             update["proven"] = state.floor
             update["installed_unix_s"] = time.time()
             self._record.save(update | {"is_on_trial": is_on_trial, "tries": int(is_on_trial), "stayed_in": ""})
+            self.stands_in = None
             self._served_from_s = time.monotonic()
         self._clear()
         shutil.rmtree(self.downloads, ignore_errors=True)
@@ -245,6 +253,7 @@ class VersionStore:
                 message = f"version {version} was rolled back: {reasons[version]}"
                 look = self.state.look.model_copy(update={"refusal": Refusal.BLOCKLISTED, "message": message})
                 update["look"] = look
+                self.stands_in = None
             update |= self._without(version)
             self._record.keep(update if floor is None else update | {"proven": floor})
 

@@ -23,7 +23,7 @@ Phase = Literal["serving", "fetching", "trial", "refused", "rolled_back"]
 class ReleaseStatus:
     """The state of this device's releases.
 
-    `sequence` and `digest` (`sha256:…` of the signed document) are those of the installed release, 0 and empty for what
+    `sequence` and `digest` (`sha256:…` of the signed document) are those of the release served, 0 and empty for what
     agent.yaml names; `former` is the release to go back to. `refused`: the last offer is not served, for the `reason`
     given; `rolled_back`: it was served and rolled back. In any phase an unreachable repository can be the `reason`.
     """
@@ -79,18 +79,20 @@ class ReleaseControl:
             phase = "fetching"
         elif state.is_on_trial:
             phase = "trial"
+        elif self._store.served != state.current:
+            phase, reason = "refused", f"release {state.current} does not load here; the log of the agent says why"
         elif about.refusal is Refusal.BLOCKLISTED:
             phase = "rolled_back"
         elif about.refusal is not None:
             phase = "refused"
         with self._lock:
-            now = (state.current, phase, reason)
+            now = (self._store.served, phase, reason)
             if now != self._last:
                 self._last, self._since_unix_s = now, time.time()
             since_unix_s = self._since_unix_s
         stored = self.installed
         digest = "" if stored is None else stored.digest
-        return ReleaseStatus(state.current, digest, state.previous, phase, reason, since_unix_s)
+        return ReleaseStatus(self._store.served, digest, state.previous, phase, reason, since_unix_s)
 
     @property
     def notice(self) -> str:
@@ -99,8 +101,8 @@ class ReleaseControl:
 
     @property
     def installed(self) -> StoredRelease | None:
-        """The installed release; None if there is none or it is damaged, which the next start reports."""
-        sequence = self._store.state.current
+        """The installed release, as served; None if there is none or it is damaged, which the next start reports."""
+        sequence = self._store.served
         if sequence != self._known[0]:
             try:
                 self._known = sequence, open_release(self._store.folder / str(sequence), NO_TRUST) if sequence else None

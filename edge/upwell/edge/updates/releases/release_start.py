@@ -74,6 +74,7 @@ class ReleaseStart:
         self._activate: Callable[[Bundle], Callable[[], None]] = self._take_first
         circumstances = json.dumps([circumstances_of(trust), keeps.digest, local.digest, configured])
         self.follower = ReleaseFollower(self.store, section, self._take, self._source, self._choice, circumstances)
+        self._serves = 0
         self.store.begin()
         if self.store.open() is None:
             self._fetch_first()
@@ -82,7 +83,7 @@ class ReleaseStart:
         """The candidates for serving, newest first: sequence, release, policy; 0 and None for what agent.yaml names."""
         before: int | None = None
         while (bundle := self.store.open(before)) is not None:
-            before = bundle.version
+            before = self._serves = bundle.version
             if bundle.version == 0:
                 yield 0, None, self._parts.local
                 return
@@ -104,7 +105,12 @@ class ReleaseStart:
         self._activate = switching.activate
         self.follower.go_back = switching.go_back
         state = self.store.state
-        if state.is_on_trial:
+        if self._serves != state.current:
+            if state.is_on_trial:
+                self.store.block(state.current, "it did not load when the agent started; the log says why")
+            if self._serves != self.store.state.current:
+                self.store.stands_in = self._serves
+        elif state.is_on_trial:
             bundle = self.store.open(state.current)
             try:
                 former = None if bundle is None else switching.load_former(bundle)
