@@ -151,6 +151,6 @@ def _what_happened(error: Exception) -> str:
     """The failure as a sentence, without any part of the URL or the secret."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not valid: {error.verify_message}"
-    if isinstance(error, HTTPException):
+    if isinstance(error, HTTPException) and not isinstance(error, OSError):  # not closed without an answer
         return "the answer is not HTTP"
     return str(getattr(error, "strerror", None) or error)

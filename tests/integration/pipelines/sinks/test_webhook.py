@@ -145,6 +145,26 @@ def test_an_answer_that_drips_is_given_up_in_time() -> None:
         sink.deliver([message(0)])
 
 
+@pytest.mark.parametrize(("reply", "told"), [(b"", "closed connection without response"), (b"\0\xff", "not HTTP")])
+def test_a_receiver_that_closes_without_an_answer_is_told_from_one_that_is_no_web_server(
+    reply: bytes, told: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            connected, _ = listening.accept()
+            with connected:
+                connected.recv(1 << 16)
+                connected.sendall(reply)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        with webhook(WebhookSettings(url)) as sink, pytest.raises(SinkUnavailable, match=told):
+            sink.deliver([message(0)])
+        thread.join()
+
+
 def test_over_tls_the_certificate_is_checked(authority: Authority, tmp_path: Path) -> None:
     with receiver(authority.sign("hook")) as there:
         url = f"https://localhost:{there.port}/hook"
