@@ -26,7 +26,6 @@ from upwell.edge.request.request import as_arrays
 from upwell.edge.updates.model_versions.model_start import loaded
 from upwell.shared.errors import EXIT_FAILED, ConfigError, InvalidRequest, ModelFailed, printable
 from upwell.shared.files import read_json, write_named
-from upwell.shared.oip.dataplane import ModelMetadata
 from upwell.shared.routing.box_hardness import shown_chances
 from upwell.shared.routing.calibration.logged_hardness import measured as logged_hardness
 from upwell.shared.routing.drift.drift_reference import DriftReference, RowMeasures, reference_of
@@ -42,7 +41,7 @@ from upwell.shared.units import parse_seconds
 from upwell.tools.cases.case_source import NO_FOLDER
 from upwell.tools.policy.collect.input_items import Item, find_items, read_item
 from upwell.tools.policy.request_log_reader import read_log
-from upwell.tools.request_inputs import read_inputs
+from upwell.tools.request_inputs import read_given
 from upwell.tools.terminal import AsJson, parsed, plain, progress, table_console
 
 
@@ -222,7 +221,7 @@ def _requests(served: ServedModel, data: Path) -> tuple[int, Iterator[tuple[str,
     if data.suffix.lower() != ".npz":
         raise ConfigError.at(data, "expected a .npz with an array for each input, or a folder of pictures", "--data")
     try:
-        arrays = as_arrays({**read_inputs([str(data)], _no_metadata)}, served)
+        arrays = as_arrays(read_given(data, "--data"), served)
         known = {one.name for one in edge.signature.inputs}
         arrays = {name: array for name, array in arrays.items() if name in known}  # the file may also hold labels
         count = edge.signature.check_inputs(arrays)
@@ -238,10 +237,6 @@ def _of_item(item: Item, served: ServedModel) -> Mapping[str, Array]:
         return read_item(item, served)
     except InvalidRequest as error:
         raise ConfigError.at(item.path, str(error), "--data") from None
-
-
-def _no_metadata() -> ModelMetadata:
-    raise AssertionError("a .npz names its inputs itself")
 
 
 def _report(made: DriftReference, rows: int, path: Path, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""The inputs of `upwell infer`: pictures and numpy files, read with bounds, as the inputs of one request."""
+"""Inputs that a person gives, read with bounds: for `upwell infer`, and the arrays of a .npz for other commands."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from upwell.shared.oip.codec.tensor_contents import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.oip.dataplane import ModelMetadata
 from upwell.shared.tensors import Array, TensorSpec
 
+MAX_BYTES = 1 << 30
+
 
 @dataclass(frozen=True)
 class _Given:
@@ -25,6 +27,18 @@ class _Given:
     name: str
     path: Path
     value: Array | bytes
+
+
+def read_given(path: Path, option: str = "--inputs") -> dict[str, Array]:
+    """The arrays of an .npz by name. Raises `ConfigError`, naming `option`, for an invalid file or one too large to
+    hold.
+    """
+    try:
+        return read_npz(path, MAX_BYTES)
+    except OSError as error:
+        raise ConfigError.at(path, f"cannot be read: {error.strerror or error}", option) from None
+    except ValueError as error:
+        raise ConfigError.at(path, f"cannot be read as an .npz file: {error}", option) from None
 
 
 def read_inputs(texts: Sequence[str], metadata: Callable[[], ModelMetadata]) -> dict[str, Array]:

@@ -23,13 +23,12 @@ from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.edge.runtimes.runtime_options import RuntimeOptions
 from upwell.edge.runtimes.tflite.tflite_package import PREFERRED, find_package
 from upwell.shared.errors import ConfigError, InvalidRequest, UpwellError
-from upwell.shared.oip.dataplane import ModelMetadata
 from upwell.shared.signature.model_yaml import Golden, load_description
 from upwell.shared.signature.processor import Processor
 from upwell.shared.signature.signature import LogicalInput, Signature
 from upwell.shared.signature.tokenization import synthetic_bytes
 from upwell.shared.tensors import Array, numpy_dtype
-from upwell.tools.request_inputs import read_inputs
+from upwell.tools.request_inputs import read_given
 from upwell.tools.terminal import share
 
 _ROWS = 8
@@ -43,7 +42,7 @@ def read_requests(path: Path) -> Mapping[str, Array]:
     """The arrays of a .npz by the names of the signature's inputs. Raises `ConfigError`."""
     if path.suffix.lower() != ".npz":
         raise ConfigError.at(path, "expected a .npz with an array for each input of the model, rows first", "--golden")
-    return read_inputs([str(path)], _nobody)
+    return read_given(path, "--golden")
 
 
 def read_labelled(
@@ -61,10 +60,6 @@ def read_labelled(
     if classes is None or classes.dtype.kind not in "iu" or classes.ndim != 1 or not classes.size:
         raise ConfigError.at(path, f"expected an array {labels!r} of whole numbers, one per row", "--labels")
     return requests, Labels(classes.astype(np.int64), share("--right", right))
-
-
-def _nobody() -> ModelMetadata:
-    raise AssertionError("a .npz names its inputs itself, so they are not asked of the model")
 
 
 def random_requests(signature: Signature) -> Mapping[str, Array]:

@@ -21,8 +21,8 @@ from upwell.shared.partition.read_graph import read_graph
 from upwell.shared.partition.tier_profile import Point, Profile
 from upwell.shared.units import count_of, parse_seconds
 from upwell.tools.partition.part_bench import TierOptions, open_tier
-from upwell.tools.partition.profile_inputs import read_given
 from upwell.tools.partition.profiler import ProfileOutcome, Profiler, Wishes
+from upwell.tools.request_inputs import read_given
 from upwell.tools.terminal import AsJson, key_values, parsed, progress, stdout_console
 
 _MOST_ROWS = 65536

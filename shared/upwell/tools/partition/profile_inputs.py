@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from upwell.shared.errors import ConfigError
-from upwell.shared.formats.npy import read_npz
 from upwell.shared.partition.model_graph import Graph, Tensor
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
 
-MAX_BYTES = 1 << 30
 _SEED = 1
 _SMALL_BYTES = 2
-
-
-def read_given(path: Path, option: str = "--inputs") -> dict[str, Array]:
-    """The arrays of an .npz by name. Raises `ConfigError`, naming `option`, for an invalid file or one too large to
-    hold.
-    """
-    try:
-        return read_npz(path, MAX_BYTES)
-    except OSError as error:
-        raise ConfigError.at(path, f"cannot be read: {error.strerror or error}", option) from None
-    except ValueError as error:
-        raise ConfigError.at(path, f"cannot be read as an .npz file: {error}", option) from None
 
 
 def inputs_of(

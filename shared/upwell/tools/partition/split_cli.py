@@ -37,8 +37,8 @@ from upwell.shared.signature.processor import Processor, chunk_of
 from upwell.shared.tensors import Array
 from upwell.tools.partition.halves_check import difference
 from upwell.tools.partition.part_bench import Runner, TierOptions, open_tier
-from upwell.tools.partition.profile_inputs import read_given
 from upwell.tools.partition.tiers import for_device
+from upwell.tools.request_inputs import read_given
 from upwell.tools.terminal import AsJson, finite, progress, table_console
 
 Codec = Callable[[Halves, Mapping[str, tuple[float, float]]], Halves]

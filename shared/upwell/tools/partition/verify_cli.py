@@ -19,7 +19,7 @@ from upwell.shared.partition.split.split_file import FILE_NAME
 from upwell.shared.partition.split.split_writer import half_paths, read_split
 from upwell.tools.partition.halves_check import Inputs, Unfit, Verification
 from upwell.tools.partition.halves_check import verify as verified
-from upwell.tools.partition.profile_inputs import read_given
+from upwell.tools.request_inputs import read_given
 from upwell.tools.terminal import AsJson, finite, quiet, table_console
 
 EXIT_FAILED = 1
