@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.unit.models_for_tests import identity
+from tests.unit.models_for_tests import identity, linear
 from upwell.cloud.batching.device_scheduler import device_for
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.base import Engine
@@ -21,7 +21,8 @@ from upwell.cloud.service import model_loader
 from upwell.cloud.service.cloud_service import CloudIntrospection, CloudService
 from upwell.cloud.service.model_loader import BrokenModel, CloudModel, find_models, load_model
 from upwell.shared.errors import ModelFailed
-from upwell.shared.oip.dataplane import Call
+from upwell.shared.oip.dataplane import Call, InferRequest
+from upwell.shared.oip.grpc.server.triton_extensions import LoadSettings
 from upwell.shared.oip.model_statistics import StatisticsCounter
 from upwell.shared.tensors import Array
 
@@ -215,3 +216,23 @@ def test_models_that_found_no_accelerator_do_not_take_turns(tmp_path: Path, mode
     assert a.batcher._device is not b.batcher._device
     told = CloudIntrospection(CloudService([a, b]), StatisticsCounter(), None)
     assert [told.config(name).placement for name in ("a", "b")] == ["KIND_CPU", "KIND_CPU"]
+
+
+@pytest.mark.parametrize(
+    ("configured", "asked", "buckets"),
+    [([4], 4, (4,)), ([1, 4, 16], 16, (1, 4, 16)), ([1, 4, 16], 8, (1, 4, 8)), ([1, 4], 32, (1, 4, 32))],
+)
+def test_a_load_with_another_batch_size_keeps_the_buckets_below_it(
+    tmp_path: Path, configured: list[int], asked: int, buckets: tuple[int, ...]
+) -> None:
+    """A model whose rows are fixed would else take no requests with fewer."""
+    folder = tmp_path / "m" / "1"
+    folder.mkdir(parents=True)
+    linear(folder, rows=asked if len(configured) == 1 else None).rename(folder / "model.onnx")
+    serve = {"listen": ["127.0.0.1:0"], "models": str(tmp_path)}
+    config = CloudConfig.model_validate({"serve": serve, "models": {"m": {"buckets": configured}}})
+    served = load_model(find_models(config)[0], config, asked=LoadSettings(max_batch=asked))
+    assert isinstance(served, CloudModel)
+    assert (served.settings.buckets, served.settings.max_batch) == (buckets, asked)
+    x = np.ones((1, 8), np.float32)
+    assert CloudService([served]).infer(InferRequest("m", {"x": x}), Call()).outputs["scores"].shape == (1, 3)

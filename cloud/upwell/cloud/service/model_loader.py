@@ -198,7 +198,9 @@ def load_model(
 
 def _settings(configured: ModelSettings, asked: LoadSettings) -> ModelSettings:
     if asked.max_batch is not None:
-        configured = replace(configured, max_batch=asked.max_batch, buckets=())
+        smaller = [rows for rows in configured.buckets if rows < asked.max_batch]
+        buckets = (*smaller, asked.max_batch) if configured.buckets else ()
+        configured = replace(configured, max_batch=asked.max_batch, buckets=buckets)
     return configured if asked.instances is None else replace(configured, instances=asked.instances)
 
 
