@@ -114,6 +114,16 @@ def test_an_answer_that_cannot_be_used_is_garbage(
     assert kind_of(lambda: client.infer_async(REQUEST, TIMEOUT_S).result(TIMEOUT_S)) is RemoteErrorKind.GARBAGE
 
 
+def test_metadata_without_end_are_garbage_before_they_cost_thirty_times_their_size(
+    replying_server: Callable[[Answer], str], connect: Connect
+) -> None:
+    client = connect(replying_server(lambda _, __: b"\x22\0" * (1 << 20)))  # so many inputs without a name
+    for ask in (lambda: client.metadata("m", TIMEOUT_S), lambda: client.server_metadata(TIMEOUT_S)):
+        with pytest.raises(RemoteError, match="takes 2097152 bytes; at most 1048576 are taken for") as error:
+            ask()
+        assert error.value.kind is RemoteErrorKind.GARBAGE
+
+
 KINDS = {code: RemoteErrorKind(code.name.lower()) for code in grpc.StatusCode if code.name.lower() in
          {kind.value for kind in RemoteErrorKind}} | {
     grpc.StatusCode.DEADLINE_EXCEEDED: RemoteErrorKind.DEADLINE,

@@ -18,7 +18,7 @@ from upwell.shared.errors import ConfigError, InvalidRequest, UpwellError
 from upwell.shared.oip.auth.client_token import watch_token
 from upwell.shared.oip.auth.tls_credentials import PemFiles, channel_credentials, watch_pem
 from upwell.shared.oip.codec import converters
-from upwell.shared.oip.codec.tensor_contents import DEFAULT_MAX_MESSAGE_BYTES
+from upwell.shared.oip.codec.tensor_contents import DEFAULT_MAX_MESSAGE_BYTES, MAX_UNUSUAL_BYTES
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, ModelMetadata, ServerMetadata
 from upwell.shared.oip.grpc.client.interface_relay import InterfaceRelay
 from upwell.shared.oip.grpc.server.servicer import METHODS, SERVICE
@@ -319,6 +319,9 @@ class OipClient:
             raise _remote_error(error) from None
         except ValueError:
             raise closed() from None
+        if method != "ModelInfer" and answer is not None and len(answer) > MAX_UNUSUAL_BYTES:
+            text = f"the server's answer takes {len(answer)} bytes; at most {MAX_UNUSUAL_BYTES} are taken for {method}"
+            raise RemoteError(RemoteErrorKind.GARBAGE, text)
         return answer
 
     def _start(self, method: str, data: bytes, timeout_s: float, traceparent: str = "") -> Any:
