@@ -21,8 +21,9 @@ from tests.faults.scene import until
 from tests.integration.agent.kept import EASY, MARK, SPOOLED, STATE, spooling_agent
 from tests.integration.cases.test_collecting import kept, run
 from upwell.edge.case_collection.case_database import FILE_NAME
-from upwell.edge.case_collection.case_delivery import CaseAway, FolderHome
+from upwell.edge.case_collection.case_delivery import CaseAway, CaseCarrier, FolderHome, Put
 from upwell.edge.case_collection.case_file_encryption import UnreadableCase, pack, unpack
+from upwell.edge.case_collection.cases_section import CasesSection
 from upwell.edge.case_collection.collected_case import CaseFacts, CaseSignature, CollectedCase
 from upwell.shared.errors import ConfigError
 from upwell.tools.cases.case_source import KEY_VARIABLE, CaseFolder
@@ -128,6 +129,33 @@ def test_the_budget_of_the_policy_bounds_what_comes_home(tmp_path: Path) -> None
         until(lambda: bool(it.agent.metrics.registry.get_sample_value(name, became)), 10.0)
     assert 1 <= sum(path.stat().st_size for path in home(to)) <= 12_000
     assert len(home(to)) < 12
+
+
+class Away:
+    """A storage that can be asked for an address and not reached."""
+
+    where = "nowhere"
+    tries = 0
+
+    def ready(self, id: str, size_bytes: int) -> Put:
+        return self._put
+
+    def _put(self, data: bytes) -> None:
+        self.tries += 1
+        raise CaseAway("no route to host", is_unsent=True)
+
+
+def test_a_case_that_never_left_costs_no_budget(tmp_path: Path) -> None:
+    defaults = {**EASY, **ALL, "budget": {"uplink": "1MB/day"}}
+    every = CasesSection.model_validate({"to": str(tmp_path), "every": "1s"})
+    with spooling_agent(tmp_path, defaults, None, timezone=_where_it_is_evening()) as it:
+        it.ask(1)
+        kept(it, 1)
+        to, router = Away(), it.agent.router
+        carrier = CaseCarrier(every, to, it.folder / "state" / FILE_NAME, router)
+        until(lambda: to.tries >= 2, 10.0)
+        carrier.close()
+        assert {one.spent for windows in router.state.budgets.windows.values() for one in windows} == {0.0}
 
 
 def test_a_folder_without_room_is_said_before_a_budget_is_charged(tmp_path: Path) -> None:

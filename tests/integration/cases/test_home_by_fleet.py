@@ -201,8 +201,9 @@ def test_the_service_refuses_what_is_no_case_of_a_device(tmp_path: Path) -> None
         assert len(list(kept.rglob(f"{ID}.case"))) == 2  # one name, two devices
         full = call("PUT", f"/v1/cases/{'f' * 32}", body=BODY)
         assert (full.status, full.retry_after_s) == (507, 30.0)
-        with pytest.raises(CaseAway, match="full"):
+        with pytest.raises(CaseAway, match="full") as away:
             FleetHome(lambda: caller_of(fleet, one)).ready("f" * 32, 1)(BODY)
+        assert not away.value.is_unsent
         with pytest.raises(CaseRefused, match="max_case"):
             FleetHome(lambda: caller_of(fleet, one)).ready(ID, 1)(b"x" * 8001)
         with pytest.raises(CaseAway, match="no object storage"):
@@ -211,6 +212,15 @@ def test_the_service_refuses_what_is_no_case_of_a_device(tmp_path: Path) -> None
         for each in devices:
             fleet.do("POST", f"/devices/{each['id']}/revoke")
         assert call("PUT", path, body=BODY).status == 401
+
+
+def test_of_a_case_for_a_service_that_is_not_there_nothing_has_left() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"https://127.0.0.1:{taken.getsockname()[1]}"
+    nobody = HttpsCaller(address, ClientSecurity())
+    with pytest.raises(CaseAway) as error:
+        FleetHome(lambda: nobody).ready(ID, 1)(BODY)
+    assert error.value.is_unsent
 
 
 def test_a_case_that_is_cut_on_its_way_leaves_nothing(tmp_path: Path) -> None:

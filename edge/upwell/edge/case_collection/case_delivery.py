@@ -38,11 +38,13 @@ _log = logging.getLogger(__name__)
 
 class CaseAway(UpwellError):
     """The case cannot be delivered for now. `retry_after_s` says when to try again, if known; `is_said`, that another
-    part of the agent has logged it already."""
+    part of the agent has logged it already; `is_unsent`, that no byte of it has left."""
 
-    def __init__(self, text: str, retry_after_s: float | None = None, *, is_said: bool = False) -> None:
+    def __init__(
+        self, text: str, retry_after_s: float | None = None, *, is_said: bool = False, is_unsent: bool = False
+    ) -> None:
         super().__init__(text)
-        self.retry_after_s, self.is_said = retry_after_s, is_said
+        self.retry_after_s, self.is_said, self.is_unsent = retry_after_s, is_said, is_unsent
 
 
 class CaseRefused(UpwellError):
@@ -92,7 +94,7 @@ class FolderHome:
         try:
             write_whole(self._target / f"{id}{CASE_SUFFIX}", data, 0o600)
         except OSError as error:
-            raise CaseAway(error.strerror or type(error).__name__) from None
+            raise CaseAway(error.strerror or type(error).__name__, is_unsent=True) from None
 
 
 class CaseCarrier:
@@ -174,11 +176,14 @@ class CaseCarrier:
         if verdict.denial is not None or verdict.collect_rule:
             self._counts["denied"] += 1
             return True
+        charged_at_s = 0.0
         try:
             put = self._home.ready(facts.id, len(data))
-            if not self._router.charge(facts.model, len(data), time.time()):
+            now_s = time.time()
+            if not self._router.charge(facts.model, len(data), now_s):
                 self._counts["over_budget"] += 1
                 return False
+            charged_at_s = now_s
             put(data)
         except CaseRefused as error:
             self._refused.add((facts.id, bool(case.cloud)))
@@ -186,6 +191,8 @@ class CaseCarrier:
             _log.warning("case %s was refused by %s: %s", facts.id, self._home.where, error)
             return True
         except CaseAway as error:
+            if charged_at_s and error.is_unsent:
+                self._router.refund(facts.model, len(data), charged_at_s)
             self._retry_after_s = min(error.retry_after_s or 0.0, _LONGEST_PAUSE_S)
             if not error.is_said:
                 self._counts["failed"] += 1

@@ -97,8 +97,10 @@ def _heard(service: Service) -> HttpsCaller:
 def _call(caller: HttpsCaller, method: str, path: str, body: bytes, timeout_s: float) -> Received:
     try:
         return caller.call(method, path, body=body, timeout_s=timeout_s, max_bytes=_MAX_ANSWER_BYTES)
-    except (RemoteError, ConfigError) as error:
-        raise CaseAway(str(error), getattr(error, "retry_after_s", None)) from None
+    except ConfigError as error:
+        raise CaseAway(str(error), is_unsent=True) from None
+    except RemoteError as error:
+        raise CaseAway(str(error), error.retry_after_s, is_unsent=error.is_unsent) from None
 
 
 def _fleet_error(received: Received) -> CaseAway | CaseRefused:

@@ -268,13 +268,15 @@ class HttpsCaller:
             lines.append(f"Authorization: Bearer {self._token.get()}")
         lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
         exchange = Exchange(["\r\n".join([*lines, "", ""]).encode("ascii"), body], method, until_s)
+        is_unsent = True
         try:
             dial_until_s = min(until_s, time.monotonic() + CONNECT_S)
             with self._route.dial(self._context.get(), dial_until_s, exchange.hold) as wire:
+                is_unsent = False
                 wire.until_s = until_s
                 received, _ = converse(wire, exchange, max_bytes)
                 return received
         except ConfigError:
             raise
         except Exception as error:  # noqa: BLE001 (`failed` says what it means)
-            raise failed(error, until_s) from None
+            raise failed(error, until_s, is_unsent=is_unsent) from None
