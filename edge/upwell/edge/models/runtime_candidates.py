@@ -13,7 +13,6 @@ from upwell.edge.models.model_config import EdgeSide
 from upwell.edge.runtimes.input_check import check_file
 from upwell.edge.runtimes.runtime_loader import needs_onnxruntime, runtime_of
 from upwell.edge.runtimes.runtime_options import LITERT_NPU, XNNPACK, AcceleratorOptions, RuntimeOptions
-from upwell.edge.runtimes.tflite.tflite_package import PREFERRED, find_package
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import Unconfined, plain_file
 from upwell.shared.value_classes import value_class
@@ -53,6 +52,8 @@ class Candidate:
     def package_version(self) -> str:
         """The runtime package and its version. Raises `ConfigError` if it is not installed."""
         if self.runtime == "tflite":
+            from upwell.edge.runtimes.tflite.tflite_package import find_package
+
             return find_package(self.options.package).version
         with needs_onnxruntime(self.path):
             from upwell.edge.runtimes.onnxruntime_import import onnxruntime
@@ -116,8 +117,12 @@ def on_cpu(side: EdgeSide, models: Sequence[Path]) -> Iterator[Candidate]:
 
 def _in_each_package(path: Path, side: EdgeSide, accelerator: AcceleratorOptions | None) -> Iterator[Candidate]:
     """The file in its runtime; for TFLite in the configured package, else in each installed one."""
-    installed = [name for name in PREFERRED if importlib.util.find_spec(name)]
-    if runtime_of(path, side) == "onnx" or side.package is not None or len(installed) < 2:
+    installed: list[str] = []
+    if runtime_of(path, side) == "tflite" and side.package is None:
+        from upwell.edge.runtimes.tflite.tflite_package import PREFERRED
+
+        installed = [name for name in PREFERRED if importlib.util.find_spec(name)]
+    if len(installed) < 2:
         yield Candidate(path, side, accelerator)
         return
     for name in installed:
