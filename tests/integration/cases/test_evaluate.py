@@ -126,6 +126,8 @@ def test_two_releases_are_compared_with_their_own_policies_on_a_log(state: Path,
     log = tmp_path / "log.jsonl"
     line = {"model": "m", "size_bytes": 900, "edge_s": 0.002, "cloud_s": 0.005}
     log.write_text("".join(json.dumps({"t_s": float(second), **line}) + "\n" for second in range(300)))
+    other = tmp_path / "other.jsonl"
+    other.write_text(json.dumps({"t_s": 0.0, **line, "model": "n"}) + "\n")
     link = ("--log", log, "--uplink", "20Mbps", "--rtt", "20ms")
     place = ("--releases", releases.place, "--root", releases.root)
     code, said = run("evaluate", "1", "2", "--cases", state, *place, *link, "--gate")
@@ -139,6 +141,7 @@ def test_two_releases_are_compared_with_their_own_policies_on_a_log(state: Path,
     for wrong, words in (
         (("1", "9", *place), "no release 9"), (("1", "x", *place), "expected its number"),
         (("1", "2", "--releases", releases.place), "together"), (("1", "2", *link[2:]), "--log"),
+        (("1", "2", *place, "--log", other, *link[2:]), "it has no request of 'm'; it has some of n"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=words):
             run("evaluate", *wrong, "--cases", state)

@@ -83,6 +83,9 @@ def evaluate(
     scene = None if log is None else read_scene(log, trace, uplink, rtt, START)
     local = Policy() if policy is None else load_yaml(policy, Policy)
     name, judged, settings, unlabelled = _judged(cases, model, by_cloud=cloud_is_right)
+    logged = {name} if scene is None else {one.line.model for one in scene.requests}
+    if name not in logged:
+        raise ConfigError.at(log, f"it has no request of {name!r}; it has some of {', '.join(sorted(logged))}", "--log")
     names: dict[str, int] = {}
     with ExitStack() as unpacked, progress() as bar, open_source(cases).reading() as read:
         sides = _sides((a, b), name, _Releases(releases, root), unpacked)
