@@ -26,6 +26,7 @@ from upwell.pipelines.sources.source_settings import (
     SeriesTopicSettings,
     SourceSettings,
     VideoSettings,
+    shown_address,
 )
 from upwell.pipelines.sources.windows import WindowShape
 from upwell.shared.config.located_errors import Location, located
@@ -253,8 +254,7 @@ class CaptureSection(FilePart):
             return str(self.series.file)
         if self.video is None or "://" not in self.video:
             return str(self.video or self.camera or self.folder)
-        parts = urlsplit(self.video)
-        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        return shown_address(self.video).partition("?")[0]
 
 
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}

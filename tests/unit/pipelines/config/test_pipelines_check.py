@@ -213,6 +213,7 @@ def test_sources_have_the_defaults_of_their_kind() -> None:
     assert source("video: 'rtsp://dock:secret@cam.local:8554/main?token=secret'") == (
         "video", "latest", "rtsp://cam.local:8554/main",
     )  # fmt: skip
+    assert source("video: 'rtsp://dock:12/34@cam.local/main?x=y'") == ("video", "latest", "rtsp://cam.local/main")
     assert source("camera: /dev/video0") == ("camera", "latest", "/dev/video0")
     assert source("folder: in") == ("folder", "all", "/srv/in")
     assert source("folder: in, keep: latest") == ("folder", "latest", "/srv/in")
