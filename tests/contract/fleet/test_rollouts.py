@@ -379,3 +379,21 @@ def test_hours_in_which_the_service_was_off_are_held_against_no_device(
         for _ in range(3):
             settle()
         assert after.get(f"/rollouts/{rollout}")["phase"] == "running"
+
+
+def test_a_device_that_cannot_go_back_says_why(fleet: Service) -> None:
+    (one,) = devices_of(fleet, 1)
+    take_back_once_it_runs(fleet, [one])
+    (rollout,) = [found["id"] for found in fleet.get("/rollouts")["rollouts"]]
+
+    def shown() -> tuple[str, bool, str]:
+        settle()
+        (found,) = fleet.get(f"/rollouts/{rollout}")["devices"]
+        return found["stage"], found["is_back"], found["problem"]
+
+    one.problem = "refused: release 6 is older than release 7, which is installed"
+    one.poll(hears=False)
+    assert shown() == ("returned", False, one.problem)
+    one.poll()
+    one.poll()
+    assert shown() == ("returned", True, "")

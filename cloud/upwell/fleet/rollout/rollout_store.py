@@ -274,17 +274,19 @@ def _heard(rollout: Rollout, device: Stored, seen_unix_s: float | None, *, has_c
         return
     refused = _refused(rollout, device, member)
     is_news = seen_unix_s is not None and seen_unix_s > (member.reported_unix_s or 0.0)
-    if seen_unix_s is not None and (refused or (is_news and not has_counted)):
+    is_urgent = refused and member.stage is not Stage.RETURNED
+    if seen_unix_s is not None and (is_urgent or (is_news and not has_counted)):
         yield Reported(device["id"], seen_unix_s, device["release"], refused=refused)
 
 
 def _refused(rollout: Rollout, device: Stored, member: Member) -> str:
     """Why the device keeps its release, if it says so and did not say so before the offer."""
     package = (device["packages"] or {}).get(RELEASE_PACKAGE, {})
-    runs_it = device["release"] == rollout.plan.release and member.stage is not Stage.WAITING  # else it cannot go back
+    may_stay = member.stage not in (Stage.WAITING, Stage.RETURNED)  # else it cannot go back
+    runs_it = device["release"] == rollout.plan.release and may_stay
     if package.get("status") != "failed" or runs_it:
         return ""
-    is_waiting = member.stage in (Stage.WAITING, *ON_NEW)
+    is_waiting = member.stage in (Stage.WAITING, *ON_NEW, Stage.RETURNED)
     return (package.get("error") or "the device could not install the release") if is_waiting else ""
 
 

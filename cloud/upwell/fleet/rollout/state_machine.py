@@ -129,6 +129,9 @@ def _report(rollout: Rollout, event: Reported, now_unix_s: float) -> Step:
         return _offered(noted, event.device, event.at_unix_s, now_unix_s)
     if member.stage in (Stage.FAILED, Stage.RETURNED):
         is_back = heard.is_back or event.release == member.former
+        if member.stage is Stage.RETURNED:  # a failed one has its own problem
+            is_stuck = not is_back and event.refused != heard.told_before
+            heard = replace(heard, problem=event.refused if is_stuck else "")
         return _with(rollout, event.device, replace(heard, is_back=is_back)), ()
     if member.taken_unix_s is None and event.at_unix_s > (member.offered_unix_s or 0.0):
         heard = replace(heard, taken_unix_s=event.at_unix_s)
