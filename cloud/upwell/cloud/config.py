@@ -260,9 +260,10 @@ class CloudConfig(FilePart):
         values["buckets"] = values["buckets"] or ()
         instances = values.pop("instances")
         settings = ModelSettings(**values, trusted=frozenset(self.serve.trusted), instances=instances or 1)
-        if instances is not None or not settings.is_on_cpu:
+        if instances is not None:
             return settings
-        return replace(settings, instances=max(1, usable_cores() // settings.threads // self.serve.processes))
+        on_cpu = max(1, usable_cores() // settings.threads // self.serve.processes)
+        return replace(settings, instances=on_cpu if settings.is_on_cpu else 1, cpu_instances=on_cpu)
 
     def versions_of(self, name: str) -> Versions:
         """The versions of the model `name` to serve."""

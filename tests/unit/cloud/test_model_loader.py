@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.unit.models_for_tests import identity, linear
+from upwell.cloud import config as config_module
 from upwell.cloud.batching.device_scheduler import device_for
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.base import Engine
@@ -19,7 +20,7 @@ from upwell.cloud.engines.model_settings import ModelSettings
 from upwell.cloud.engines.onnxruntime_import import onnxruntime
 from upwell.cloud.service import model_loader
 from upwell.cloud.service.cloud_service import CloudIntrospection, CloudService
-from upwell.cloud.service.model_loader import BrokenModel, CloudModel, find_models, load_model
+from upwell.cloud.service.model_loader import BrokenModel, CloudModel, calls_at_once, find_models, load_model
 from upwell.shared.errors import ModelFailed
 from upwell.shared.oip.dataplane import Call, InferRequest
 from upwell.shared.oip.grpc.server.triton_extensions import LoadSettings
@@ -203,7 +204,10 @@ def test_models_take_turns_on_the_device_on_which_they_run(
 
 @pytest.mark.skipif(len(onnxruntime.get_available_providers()) > 2, reason="this machine may have an accelerator")
 @pytest.mark.parametrize("model", [{"device": "auto"}, {"providers": ["auto"]}])
-def test_models_that_found_no_accelerator_do_not_take_turns(tmp_path: Path, model: dict[str, object]) -> None:
+def test_models_that_found_no_accelerator_do_not_take_turns_and_use_all_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: dict[str, object]
+) -> None:
+    monkeypatch.setattr(config_module, "usable_cores", lambda: 6)
     for name in ("a", "b"):
         folder = tmp_path / name / "1"
         folder.mkdir(parents=True)
@@ -216,6 +220,11 @@ def test_models_that_found_no_accelerator_do_not_take_turns(tmp_path: Path, mode
     assert a.batcher._device is not b.batcher._device
     told = CloudIntrospection(CloudService([a, b]), StatisticsCounter(), None)
     assert [told.config(name).placement for name in ("a", "b")] == ["KIND_CPU", "KIND_CPU"]
+    assert a.settings.instances == a.batcher._queue.instances == 6
+    assert calls_at_once([a, b], config) == 2 * (6 + a.settings.max_queue)
+    fixed = load_model(find_models(config)[0], config, asked=LoadSettings(instances=2))
+    assert isinstance(fixed, CloudModel)
+    assert fixed.settings.instances == 2
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from jax import export
 from upwell.cloud.engines.batch_checks_and_buckets import buckets_for, check_batch, zeros
 from upwell.cloud.engines.device_loss import run_error
 from upwell.cloud.engines.error_text import reason_of
-from upwell.cloud.engines.model_settings import ModelSettings
+from upwell.cloud.engines.model_settings import AUTOMATIC, ModelSettings
 from upwell.cloud.engines.safetensors_weights import misfits, open_weights, refuse_misfits
 from upwell.cloud.engines.trusted_files import read_trusted
 from upwell.shared.errors import InvalidRequest, ModelFailed
@@ -131,8 +131,6 @@ def read_weights(path: Path, specs: Sequence[TensorSpec]) -> dict[str, Array]:
         return {spec.name: file.get_tensor(spec.name) for spec in specs}
 
 
-AUTOMATIC = "auto"
-"""The value of `device` for the accelerator that JAX finds, or the CPU if there is none."""
 WEIGHTS_FILE = "model.safetensors"
 
 _KINDS: Mapping[str, str] = {"gpu": "cuda"}

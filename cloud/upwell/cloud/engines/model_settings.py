@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+AUTOMATIC = "auto"
+"""The value of `device`, or of `providers`, for the accelerator that the engine finds, or the CPU if there is none."""
+
 Precision: TypeAlias = Literal["fp32", "fp16", "bf16"]
 """The precision in which a torch network computes."""
 
@@ -17,6 +20,8 @@ class ModelSettings:
     engine: str = "onnx"
     device: str = "cpu"
     instances: int = 1
+    cpu_instances: int = 0
+    """The instances if `auto` finds no accelerator; 0: `instances`."""
     threads: int = 1
     max_batch: int = 1
     max_queue: int = 64

@@ -23,7 +23,7 @@ from upwell.cloud.engines.base import StoppableRun
 from upwell.cloud.engines.batch_checks_and_buckets import check_batch, zero_batch
 from upwell.cloud.engines.device_loss import run_error
 from upwell.cloud.engines.error_text import onnxruntime_reason
-from upwell.cloud.engines.model_settings import ModelSettings
+from upwell.cloud.engines.model_settings import AUTOMATIC, ModelSettings
 from upwell.cloud.engines.onnxruntime_import import InvalidArgument, onnxruntime, openvino_devices
 from upwell.cloud.engines.trusted_files import MAX_COPIED_BYTES
 from upwell.shared.errors import InvalidRequest, ModelFailed
@@ -32,7 +32,6 @@ from upwell.shared.formats.onnx.file import BadOnnxFile, external_places, foreig
 from upwell.shared.formats.onnx.tensor_types import DATATYPES, UnsupportedTensor, bytes_of, spec_of, text_of
 from upwell.shared.tensors import Array, TensorSpec
 
-AUTOMATIC = "auto"
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
 OPENVINO = "OpenVINOExecutionProvider"

@@ -17,7 +17,7 @@ from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.base import Engine, EngineType, engine_type
 from upwell.cloud.engines.batch_checks_and_buckets import by_rows, works_by_rows
 from upwell.cloud.engines.error_text import printable, tellable
-from upwell.cloud.engines.model_settings import ModelSettings
+from upwell.cloud.engines.model_settings import AUTOMATIC, ModelSettings
 from upwell.cloud.engines.named_calls import calls_of
 from upwell.cloud.repository.model_folders import Files, ModelFolder, Versions, scan, select
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed, Problem
@@ -153,8 +153,9 @@ def calls_at_once(models: Sequence[CloudModel | BrokenModel], config: CloudConfi
     of the new one, and models that come later need room too.
     """
     may_change = config.serve.repository.may_change
-    every = [config.settings(one.name) for one in models if may_change or isinstance(one, CloudModel)]
-    calls = sum(settings.instances * settings.max_batch + settings.max_queue for settings in every)
+    loaded = [one.settings for one in models if isinstance(one, CloudModel)]
+    broken = [config.settings(one.name) for one in models if isinstance(one, BrokenModel) and may_change]
+    calls = sum(settings.instances * settings.max_batch + settings.max_queue for settings in (*loaded, *broken))
     return (2 if may_change else 1) * calls
 
 
@@ -201,7 +202,7 @@ def _settings(configured: ModelSettings, asked: LoadSettings) -> ModelSettings:
         smaller = [rows for rows in configured.buckets if rows < asked.max_batch]
         buckets = (*smaller, asked.max_batch) if configured.buckets else ()
         configured = replace(configured, max_batch=asked.max_batch, buckets=buckets)
-    return configured if asked.instances is None else replace(configured, instances=asked.instances)
+    return configured if asked.instances is None else replace(configured, instances=asked.instances, cpu_instances=0)
 
 
 def _load(folder: ModelFolder, settings: ModelSettings, kind: EngineType, on_run: OnRun | None) -> CloudModel:
@@ -212,6 +213,9 @@ def _load(folder: ModelFolder, settings: ModelSettings, kind: EngineType, on_run
     description = folder.description
     engine = by_rows(kind.load(folder.name, path, settings), settings.buckets)
     buckets = engine.buckets or settings.buckets
+    is_chosen = AUTOMATIC in (settings.device, *settings.providers)
+    if is_chosen and engine.device == "cpu" and settings.cpu_instances:
+        settings = replace(settings, instances=settings.cpu_instances)
     processor = Processor(
         load_description(description, within=folder.root) if description else None,
         engine.inputs,

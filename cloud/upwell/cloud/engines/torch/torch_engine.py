@@ -31,7 +31,7 @@ from upwell.cloud.engines.batch_checks_and_buckets import (
 )
 from upwell.cloud.engines.device_loss import run_error
 from upwell.cloud.engines.error_text import reason_of, tellable
-from upwell.cloud.engines.model_settings import ModelSettings
+from upwell.cloud.engines.model_settings import AUTOMATIC, ModelSettings
 from upwell.cloud.engines.torch.network_calls import (
     PRECISIONS,
     Forward,
@@ -48,9 +48,6 @@ from upwell.cloud.engines.torch.network_calls import (
 from upwell.cloud.engines.torch.networks import ProgramModule, build, declared_specs, find_class
 from upwell.shared.errors import ModelFailed
 from upwell.shared.tensors import DTYPES, Array, numpy_dtype
-
-AUTOMATIC = "auto"
-"""The value of `device` for the accelerator that torch finds, or the CPU if there is none."""
 
 _log = logging.getLogger(__name__)
 
