@@ -24,6 +24,8 @@ _FIELDS: Mapping[OutputKind, Collection[str]] = {
 }  # fmt: skip
 _ALWAYS = ("route", "reason", "id", "case")
 """What an answer says besides its outputs; `case` only if the cloud is still to answer."""
+USUAL_FIELDS = (*_BOXES, *_CLASSES, *_NUMBERS, *_ALWAYS)
+"""What answers say; those of a model with several outputs also have fields named after these."""
 
 
 @dataclass(frozen=True)

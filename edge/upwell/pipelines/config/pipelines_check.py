@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from upwell.pipelines.config.model_signatures import SignatureFacts
+from upwell.pipelines.config.model_signatures import USUAL_FIELDS, SignatureFacts
 from upwell.pipelines.config.pipelines_config import (
     BlurSection,
     EventSection,
@@ -360,7 +360,11 @@ class _Walk:
         """Refuse a field that no answer of the model has: `object` or `frame`, the model, the field."""
         root, model, name = read
         fields = (self.on_objects if root == "object" else self.on_frame).get(model, _UNKNOWN).fields
-        if fields is None:
+        if fields is None:  # an output may be called anything, but then has fields of its own
+            alike = difflib.get_close_matches(name, USUAL_FIELDS, n=1, cutoff=0.75)
+            if alike and name not in USUAL_FIELDS and not inner:
+                doubt = f"the answers of model {model!r} are not known here; did you mean {alike[0]!r}?"
+                self.warnings |= {location: f"{'.'.join(read)}: {doubt}"}
             return
         if root == "frame":  # the first boxes became objects of the frame
             boxes = next((one for one, within in fields.items() if "objects" in (one, *within)), "")

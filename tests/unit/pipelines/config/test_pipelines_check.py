@@ -272,6 +272,19 @@ def test_a_field_that_no_answer_has_is_refused_where_the_model_is_known() -> Non
     parse_pipelines(where('frame.far.lable == "a" || frame.ship.speed.value > 1'), None, models)
 
 
+def test_a_field_that_is_nearly_one_of_every_answer_is_doubted_where_the_model_is_not_known() -> None:
+    pytest.importorskip("cel_expr_python")
+
+    def told(condition: str) -> list[str]:
+        where = f"{{name: a, on: frame, where: '{condition}'}}"
+        return warnings(whole("{infer: {model: far}}", where, sinks="{jsonl: a.jsonl}"))
+
+    doubt = "the answers of model 'far' are not known here; did you mean"
+    assert told('frame.far.lable == "7"') == [f"events[0].where: frame.far.lable: {doubt} 'label'?"]
+    for right in ('frame.far.label == "7"', "frame.far.scores.score > 1", "frame.far.speed > 1", "frame.far.value > 1"):
+        assert told(right) == []
+
+
 def test_of_a_model_with_two_outputs_of_boxes_the_second_is_read_from_its_answer() -> None:
     pytest.importorskip("cel_expr_python")
     models = {"cars": SignatureFacts("detections", fields={"cars": ("objects",), "plates": ("objects",)})}
