@@ -159,7 +159,9 @@ def test_a_rollout_begins_pauses_resumes_and_is_taken_back(fleet: Service) -> No
     assert "needs the role operator" in str(refused)
     later = datetime.now(timezone.utc) + timedelta(hours=10)  # so that no device is offered anything now
     hours = ("--window", f"{later:%H}:00-{later + timedelta(hours=1):%H}:00", "--days", "mon,tue,wed,thu,fri,sat,sun")
-    started = json.loads(done(fleet, "rollout", "7", "--where", "true", "--wave", "100%", *hours, "--json"))["id"]
+    begun = run(fleet, "rollout", "7", "--where", "true", "--wave", "100%", *hours, "--json")
+    assert "one wave has no control group" in begun.stderr
+    started = json.loads(begun.stdout)["id"]
     assert "needs the role operator" in str(run(fleet, "back", started, who="viewer").exception)
     assert f"is in roll-out {started}" in str(run(fleet, "rollout", "8", "--where", "true").exception)
     assert str(run(fleet, "resume", started).exception).endswith("it is running, not paused")

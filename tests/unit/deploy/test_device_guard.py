@@ -189,3 +189,11 @@ def test_an_installation_that_was_cut_short_is_told_from_a_folder_of_others(
     (tmp_path / "home" / "made.json").touch()
     with pytest.raises(device_installer.InstallFailed, match="was cut short; expected `remove` first"):
         device_installer.install(tmp_path, tmp_path, TRIAL_S)
+
+
+@pytest.mark.parametrize("trial", ["nan", "inf", "-1", "a minute"])
+def test_a_trial_that_would_never_end_is_refused(trial: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        device_installer.main(["upgrade", f"--trial={trial}"])
+    assert ended.value.code == 2
+    assert f"--trial: invalid seconds value: '{trial}'" in capsys.readouterr().err

@@ -24,7 +24,7 @@ from upwell.tools.fleet.fleet_client import (
     print_json,
     segment,
 )
-from upwell.tools.terminal import AsJson, plain, print_table, progress, stdout_console
+from upwell.tools.terminal import AsJson, plain, print_error, print_table, progress, stdout_console
 
 RolloutArgument = Annotated[
     str, typer.Argument(metavar="ROLLOUT", help="The roll-out's id; see `upwell fleet rollouts`.")
@@ -73,6 +73,8 @@ def rollout(
         body["window"] = {"hours": window, "days": days.split(",") if days else []}
     client = FleetClient(at, ca, token_file)
     rollout_id = client.call("POST", "/rollouts", body)["id"]
+    if wave is not None and len(wave) == 1:
+        print_error("warning: one wave has no control group, so an hour that is bad for all devices can halt it")
     if not follow:
         if as_json:
             print_json({"id": rollout_id})

@@ -335,6 +335,14 @@ def status() -> None:
     print(f"{version} in {slot}{trial}; {UNIT} is {show('ActiveState')}; {enrolment()}")
 
 
+def seconds(text: str) -> float:
+    """A number of seconds. Raises `ValueError`: with NaN or infinity a trial would never end."""
+    found = float(text)
+    if not 0.0 <= found <= 86400.0:
+        raise ValueError(text)
+    return found
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command; returns 0 done, 1 failed, 2 wrong use."""
     parser = argparse.ArgumentParser(prog="upwell-device", description=__doc__)
@@ -347,7 +355,7 @@ def main(words: Sequence[str] | None = None) -> int:
         "upgrade", help="install another version on trial; goes back by itself if it does not stay up"
     )
     for each, default in ((one, 5.0), (two, 60.0)):
-        each.add_argument("--trial", type=float, default=default, help="seconds it must stay up (%(default)s)")
+        each.add_argument("--trial", type=seconds, default=default, help="seconds it must stay up (%(default)s)")
     three = commands.add_parser("remove", help="remove everything")
     three.add_argument("--keep-state", action="store_true", help="keep the agent's state, its key and its user")
     commands.add_parser("status", help="show the running version")
