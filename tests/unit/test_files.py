@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from upwell.shared.errors import ConfigError
-from upwell.shared.files import read_file, remove_drafts, replacing, write_named, write_whole
+from upwell.shared.files import new_folder, read_file, remove_drafts, replacing, write_named, write_whole
 
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="permissions of POSIX")
 
@@ -148,3 +148,22 @@ def test_what_a_power_cut_left_is_removed_and_nothing_else(tmp_path: Path) -> No
         other.touch()
     remove_drafts(tmp_path)
     assert {one for one in tmp_path.rglob("*") if one.is_file()} == {path, *others}
+
+
+def test_a_folder_that_can_neither_be_replaced_nor_put_back_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "split"
+    folder.mkdir()
+    (folder / "kept").write_text("the only copy")
+    rename = Path.rename
+
+    def broken(self: Path, target: Path) -> Path:
+        if target == folder:
+            raise OSError(5, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", broken)
+    with pytest.raises(ConfigError, match="cannot be written"), new_folder(folder, "--out", replaces=True):
+        pass
+    assert [one.read_text() for one in tmp_path.glob(".split.*.old/kept")] == ["the only copy"]

@@ -184,8 +184,9 @@ def new_folder(path: Path, option: str = "", *, replaces: bool = False) -> Itera
                 raise
             sync_folder(real.parent)
         finally:
-            for one in (draft, old):
-                shutil.rmtree(one, ignore_errors=True)
+            shutil.rmtree(draft, ignore_errors=True)
+            if real.exists():  # else the former one could not be put back, and stays under its other name
+                shutil.rmtree(old, ignore_errors=True)
 
 
 def sync_folder(folder: Path) -> None:

@@ -263,7 +263,7 @@ def test_purge_reaches_flights_outbox_and_amendments_and_spares_what_is_not_mean
             body = f"event of {person}".encode()
             message = ("dock", 0.0, 1, person, "enter", 1, "digits", tags, body, b"")
             outbox.execute("INSERT INTO messages VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", message)
-            aside = ("s", "", 0, 1, person, "dock", "enter", 1, "digits", tags, body, b"")
+            aside = ("s", "", 1, person, "dock", "enter", 1, body, b"", 0, "digits", tags)
             outbox.execute("INSERT INTO poisoned VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", aside)
     with closing(_open(state / AMENDMENTS_NAME)) as waiting, waiting:
         waiting.execute("INSERT INTO waiting VALUES (?, 0, ?)", (answer.spool_id, who))

@@ -31,6 +31,10 @@ _PAGES_AT_ONCE = 256
 Outcome: TypeAlias = Literal["delivered", "denied", "poisoned", "dropped_size", "dropped_age", "removed"]
 """The outcome of a message for one sink."""
 
+_RETRIES = """CREATE TABLE retries (
+    number INTEGER PRIMARY KEY, model TEXT NOT NULL, tags TEXT NOT NULL, is_ordered INTEGER NOT NULL
+)"""
+
 SCHEMA: tuple[Migration, ...] = (
     Migration(
         up=(
@@ -47,9 +51,8 @@ SCHEMA: tuple[Migration, ...] = (
             "CREATE TABLE sequences (pipeline TEXT PRIMARY KEY, last INTEGER NOT NULL) WITHOUT ROWID",
             """CREATE TABLE poisoned (
                 number INTEGER PRIMARY KEY AUTOINCREMENT, sink TEXT NOT NULL, error TEXT NOT NULL,
-                is_ordered INTEGER NOT NULL, size_bytes INTEGER NOT NULL, key TEXT NOT NULL, pipeline TEXT NOT NULL,
-                event TEXT NOT NULL, sequence INTEGER NOT NULL, model TEXT NOT NULL, tags TEXT NOT NULL,
-                body BLOB NOT NULL, picture BLOB NOT NULL
+                size_bytes INTEGER NOT NULL, key TEXT NOT NULL, pipeline TEXT NOT NULL, event TEXT NOT NULL,
+                sequence INTEGER NOT NULL, body BLOB NOT NULL, picture BLOB NOT NULL
             )""",
         ),
         down=(
@@ -58,6 +61,23 @@ SCHEMA: tuple[Migration, ...] = (
             "DROP TABLE cursors",
             "DROP TABLE messages",
             "DROP TABLE downgrades",
+        ),
+    ),
+    Migration(up=(_RETRIES,), down=("DROP TABLE retries",)),
+    Migration(
+        up=(
+            "ALTER TABLE poisoned ADD COLUMN is_ordered INTEGER NOT NULL DEFAULT 0",
+            "ALTER TABLE poisoned ADD COLUMN model TEXT NOT NULL DEFAULT ''",
+            "ALTER TABLE poisoned ADD COLUMN tags TEXT NOT NULL DEFAULT '{}'",
+            """UPDATE poisoned SET (is_ordered, model, tags) = (
+                SELECT is_ordered, model, tags FROM retries WHERE retries.number = poisoned.number
+            ) WHERE number IN (SELECT number FROM retries)""",
+            "DROP TABLE retries",
+        ),
+        down=(
+            _RETRIES,
+            "INSERT INTO retries SELECT number, model, tags, is_ordered FROM poisoned",
+            *(f"ALTER TABLE poisoned DROP COLUMN {name}" for name in ("is_ordered", "model", "tags")),
         ),
     ),
 )
@@ -241,10 +261,10 @@ class OutboxStore:
         """Set aside a message that the sink can never take, for a person to look at. The sink is done with it."""
         message = poison.message
         self._connection.execute(
-            "INSERT INTO poisoned VALUES (NULL, ?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO poisoned VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?)",
             (
-                sink, error, size_of(message), message.key, pipeline, message.event, message.sequence, message.model,
-                json.dumps(dict(message.tags)), message.body, message.picture,
+                sink, error, size_of(message), message.key, pipeline, message.event, message.sequence, message.body,
+                message.picture, message.model, json.dumps(dict(message.tags)),
             ),
         )  # fmt: skip
         while self._number("SELECT total(size_bytes) FROM poisoned") > self._limit_bytes // _POISONED_SHARE:

@@ -17,9 +17,11 @@ import pytest
 
 from tests.pipelines_media import until
 from tests.unit.pipelines.sinks.outboxes import FAST, WAIT_S, RecordingSink, message, outbox
+from upwell.edge.spool.open_database import migrate, open_database
 from upwell.pipelines.sinks import outbox_jobs
 from upwell.pipelines.sinks.base import Message, Poisonous, SinkUnavailable
 from upwell.pipelines.sinks.outbox import Outbox, SinkCounts
+from upwell.pipelines.sinks.outbox_store import SCHEMA
 from upwell.shared.errors import ConfigError
 
 
@@ -171,6 +173,33 @@ def test_what_is_set_aside_takes_a_tenth_of_the_room_at_most(tmp_path: Path) -> 
         assert holds(box).poisoned == 20
     kept = [key for (key,) in rows(tmp_path, "SELECT key FROM poisoned")]
     assert kept == ["dock-17", "dock-18", "dock-19"]
+
+
+def test_what_the_former_version_set_aside_is_taken_over_and_given_back(tmp_path: Path) -> None:
+    with closing(open_database(tmp_path / "outbox.db", SCHEMA[:2])) as former:
+        for number in (1, 2):
+            one = message(number)
+            former.execute(
+                "INSERT INTO poisoned VALUES (?, 'recording', 'no', 9, ?, 'dock', 'count', ?, ?, x'')",
+                (number, one.key, number, one.body),
+            )
+            former.execute("INSERT INTO retries VALUES (?, 'people', '{\"camera\": \"7\"}', ?)", (number, number - 1))
+    sink = RecordingSink()
+    with outbox(tmp_path, {"dock": [sink]}) as box:
+        until(lambda: bool(sink.taken), "what was asked for again")
+        assert sink.taken == [message(2)], "a person had asked for it, and its model and tags are known"
+
+        def choke(_: Sequence[Message]) -> None:
+            raise Poisonous(0, "never")
+
+        sink.behaviour = choke
+        box.put([message(3)])
+        assert box.flush(WAIT_S)
+        assert holds(box).poisoned == 1
+    with closing(open_database(tmp_path / "outbox.db", SCHEMA)) as newest:
+        migrate(newest, SCHEMA, target=2)
+        kept = newest.execute("SELECT key, tags, is_ordered FROM poisoned JOIN retries USING (number)").fetchall()
+    assert kept == [("dock-1", '{"camera": "7"}', 0), ("dock-3", '{"camera": "7"}', 0)]
 
 
 def test_the_policy_is_asked_again_when_a_message_leaves_and_not_for_one_that_stays(tmp_path: Path) -> None:
