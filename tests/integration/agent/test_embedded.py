@@ -37,6 +37,7 @@ def test_arguments_of_the_wrong_type_are_named(path: Path) -> None:
         ({"deadline_s": 10**400}, "deadline_s: expected a number of seconds that a float can hold"),
         ({"id": 5}, "id: expected a string, got int"),
         ({"id": "half \ud83d"}, "id: expected Unicode text, got 'half \\ud83d'"),
+        ({"id": "x" * 1001}, "the id has 1001 characters; at most 1000 are allowed"),
         ({"tags": {"file": "\udcff.jpg"}}, "tag 'file': expected Unicode text, got '\\udcff.jpg'"),
         ({"traceparent": b"00"}, "traceparent: expected a string, got bytes"),
         ({"model": ["digits"]}, "model: expected a string, got list"),

@@ -40,6 +40,7 @@ from upwell.edge.request.request_driver import RequestDriver
 from upwell.edge.request.request_spans import end_request
 from upwell.edge.server.state_dir import StateDir
 from upwell.shared.errors import ConfigError, DeadlineExceeded, ModelFailed, ModelNotFound, Unavailable, UpwellError
+from upwell.shared.oip.codec.tensor_contents import MAX_ID_CHARACTERS, refuse_long_id
 from upwell.shared.platform.closing import Closing
 from upwell.shared.routing.decide.router_state import EdgeRan
 from upwell.shared.routing.policy.policy import Policy
@@ -287,8 +288,10 @@ class AgentCore(Closing):
     ) -> Answer:
         """Answer one request on the best route: see `upwell.edge.Agent.infer`."""
         arrived_s = time.monotonic()
-        if not (type(deadline_s) is float and type(id) is type(traceparent) is type(model) is str and id.isascii()):
+        is_plain = type(deadline_s) is float and type(id) is type(traceparent) is type(model) is str
+        if not (is_plain and id.isascii() and len(id) <= MAX_ID_CHARACTERS):
             check_strings(model=model, id=id, traceparent=traceparent)
+            refuse_long_id(id)  # as the cloud would
             deadline_s = checked_deadline(deadline_s)
         served = self._models.get(model) or self.model(model)
         arrays = as_arrays(inputs, served)
