@@ -25,7 +25,9 @@ from upwell.shared.routing.hardness import LogitFit
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.routing.request_log_line import LogLine
 from upwell.tools.cases.case_labels import Label
-from upwell.tools.evaluate.evaluation_run import Answers, EvaluationRun, answers_of
+from upwell.tools.evaluate.bundle_comparison import compare
+from upwell.tools.evaluate.cli import _show
+from upwell.tools.evaluate.evaluation_run import Answers, EvaluationRun, Judged, answers_of
 
 DETECTOR = """\
 version: 1
@@ -99,3 +101,17 @@ def test_a_model_none_of_whose_answers_could_be_right_is_refused(tmp_path: Path)
     path.with_name("model.yaml").unlink()
     with pytest.raises(ConfigError, match="it answers with tensor, but the cases with probabilities"):
         answered(path, (1, 1), HardSettings(), cats)
+
+
+def test_pictures_without_any_object_have_no_precision(capsys: pytest.CaptureFixture[str]) -> None:
+    signature = CaseSignature.model_validate({"has_rows": True, "inputs": [], "outputs": []})
+    cases = [
+        Judged(CaseFacts(id="0" * 32, model="m", created_unix_s=0.0, why=("random",), inclusion=chance,
+                         signature=signature), Label(boxes=()), None)
+        for chance in (0.5, 0.1)
+    ]  # fmt: skip
+    a, b = (Answers(name, "", boxes=[np.zeros((0, 6))] * 2) for name in "ab")
+    document = compare(a, b, cases, {}, "", 0.02)
+    assert document["quality"][0]["mean"] is None
+    _show({**document, "covers": "all requests", "without_label": 0})
+    assert "B \u2212 A: ? [?, ?], p = 1 (bootstrap)" in capsys.readouterr().out

@@ -295,8 +295,7 @@ def _boxes(
     samples = np.array([[one.mean_average_precision(sample) for sample in picked] for one in matches])
     is_even = bool((inclusion == inclusion[0]).all())
     means = [
-        one.mean_average_precision() if is_even else float(np.nanmean(row))
-        for one, row in zip(matches, samples, strict=True)
+        one.mean_average_precision() if is_even else _known_mean(row) for one, row in zip(matches, samples, strict=True)
     ]
     differences = samples[1] - samples[0]
     known = differences[np.isfinite(differences)]
@@ -309,6 +308,11 @@ def _boxes(
         "quality": [_shown(_spread(*one, len(cases))) for one in zip(means, samples, strict=True)],
         "difference": {**_shown(difference), "p": min(1.0, 2 * max(beyond, 1 / RESAMPLES))},
     }
+
+
+def _known_mean(samples: Floats) -> float:
+    known = samples[np.isfinite(samples)]
+    return float(known.mean()) if len(known) else math.nan  # without an object in any picture
 
 
 def _spread(mean: float, samples: Floats, n: int) -> Estimate:

@@ -216,7 +216,8 @@ def _show(document: dict[str, Any]) -> None:
             table.add_row(title, *(cell(document["replay"][side]) for side in "ab"))
     table_console().print(table)
     difference = document["difference"]
-    typer.echo(printable(f"B − A: {_interval(difference)}, p = {difference['p']:.2g} (sign-flip test)"))
+    test = "bootstrap" if document["measure"] == "mAP" else "sign-flip test"
+    typer.echo(printable(f"B − A: {_interval(difference)}, p = {difference['p']:.2g} ({test})"))
     typer.echo(f"{count_of(document['cases'], 'case')}, representing {document['covers']}")
     typer.echo(f"{document['without_label']} more have no label")
     if "passes" in document:
