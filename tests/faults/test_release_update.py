@@ -17,8 +17,9 @@ from tests.faults.bundle_servers import FileServer, Registry, need_registry
 from tests.faults.bundles_for_tests import Signer
 from tests.faults.proxy import Fault, Proxy
 from tests.faults.releases_for_tests import Releases
-from tests.integration.agent.versions import Publisher
+from tests.integration.agent.versions import MODEL, Publisher
 from tests.integration.spool.harness import until
+from tests.unit.edge.agents import edge_model
 from upwell.edge.bundle.bundle import Bundle, BundleRefused, Refusal, Trust
 from upwell.edge.bundle.open_bundle import NO_TRUST
 from upwell.edge.models.edge_model import EdgeModel
@@ -416,6 +417,24 @@ def test_the_payload_of_a_shadow_release_over_a_link_that_breaks_is_taken_up(
     device.choice.keep(FleetChoice())
     follower.look()
     assert [*(device.store.folder.parent / SHADOW_NAME).iterdir()] == []
+
+
+def test_a_shadow_release_begins_once_an_expired_timestamp_is_renewed(
+    device: Device, releases: Releases, server: FileServer, policy: Callable[[int], Path]
+) -> None:
+    releases.draft({MODEL: Publisher(releases.folder).bundle(3)}, policy=policy(2))
+    releases.publish(days=-1)
+    mirror(releases.editor, server.folder)
+    device.choice.keep(FleetChoice(sequence=1, shadow=2))
+    beside, loaded = Beside(), edge_model()
+    parts = ReleaseSurroundings(NO_TRUST, DeviceFloor(Policy()), Policy(), {MODEL: lambda *_, **__: loaded})
+    follower = ShadowFollower(beside, device.source, device.store, parts, device.choice)
+    follower.look()
+    assert beside.release == 0
+    releases.publish()
+    mirror(releases.editor, server.folder)
+    follower.look()
+    assert beside.release == 2
 
 
 def test_a_payload_over_a_link_that_breaks_is_taken_up(behind_a_bad_link: Device, server: FileServer) -> None:

@@ -104,9 +104,13 @@ class ReleaseSource:
             raise FetchFailed(f"release {sequence} is not installed: {chosen} was chosen meanwhile")
 
     def bring(self, sequence: int, into: Path) -> Path:
-        """Fetch that release into a folder under `into`, whichever one runs. Raises `FetchFailed` and
-        `BundleRefused`."""
-        if sequence not in self._repository.refresh(has_clock=self._has_clock()):
+        """Fetch that release into a folder under `into`, whichever one runs. Raises `FetchFailed`, also for metadata
+        that is refused now, such as an expired timestamp, and `BundleRefused` for the release."""
+        try:
+            known = self._repository.refresh(has_clock=self._has_clock())
+        except BundleRefused as error:
+            raise FetchFailed(f"{self._section.place}: {error}") from None
+        if sequence not in known:
             raise FetchFailed(f"{self._section.place}: release {sequence} is not there yet")
         release = self._repository.document(sequence)
         self._floor.check_sources(release[0])
