@@ -143,7 +143,8 @@ class SinkRelay:
                 if self._closing:
                     return True
                 if is_allowed:
-                    self._deliver(pipeline, list(run))
+                    if not self._deliver(pipeline, list(run)):
+                        return True
                 else:
                     self._settle(pipeline, list(run), "denied")
         return bool(batch)
@@ -184,21 +185,21 @@ class SinkRelay:
     def _is_allowed(self, waiting: PendingMessage) -> bool:
         return not self._sink.leaves_device or self._may_send(waiting.message)
 
-    def _deliver(self, pipeline: str, run: list[PendingMessage]) -> None:
-        """Deliver all of these. Raises `SinkUnavailable` after recording what was taken."""
-        while run and not self._closing:
-            try:
-                self._call_sink([waiting.message for waiting in run])
-            except Poisonous as error:
-                self._settle(pipeline, run[: error.index], "delivered")
-                self._set_aside(pipeline, run[error.index], str(error))
-                del run[: error.index + 1]
-            except SinkUnavailable as error:
-                self._settle(pipeline, run[: error.taken], "delivered")
-                raise
-            else:
-                self._settle(pipeline, run, "delivered")
-                return
+    def _deliver(self, pipeline: str, run: Sequence[PendingMessage]) -> bool:
+        """Deliver these; False if one was set aside: the policy is asked again before those behind it leave, since the
+        sink may now have to wait. Raises `SinkUnavailable` after recording what was taken.
+        """
+        try:
+            self._call_sink([waiting.message for waiting in run])
+        except Poisonous as error:
+            self._settle(pipeline, run[: error.index], "delivered")
+            self._set_aside(pipeline, run[error.index], str(error))
+            return False
+        except SinkUnavailable as error:
+            self._settle(pipeline, run[: error.taken], "delivered")
+            raise
+        self._settle(pipeline, run, "delivered")
+        return True
 
     def _call_sink(self, messages: Sequence[Message]) -> None:
         if self._sink.leaves_device:  # a picture shows the whole frame, about which the policy is not asked

@@ -255,6 +255,29 @@ def test_a_sink_of_another_machine_gets_one_message_after_each_question_and_no_p
     assert {one.picture for one in near.taken} == {b"of the whole frame"}
 
 
+def test_the_policy_is_asked_again_for_what_was_given_with_a_message_that_is_set_aside(tmp_path: Path) -> None:
+    """A sink connects anew after that, which takes time."""
+
+    class Broker(RecordingSink):
+        sends_together = True
+
+    sink, denied = Broker(leaves_device=True), set[int]()
+
+    def choke(messages: Sequence[Message]) -> None:
+        index = next((index for index, one in enumerate(messages) if one.sequence == 2), None)
+        if index is not None:
+            sink.taken += messages[:index]
+            denied.update({3, 5})
+            raise Poisonous(index, "never")
+
+    sink.behaviour = choke
+    with outbox(tmp_path, {"dock": [sink]}, FAST, lambda one: one.sequence not in denied) as box:
+        box.put([message(number) for number in range(7)])
+        assert box.flush(WAIT_S)
+        assert (holds(box).delivered, holds(box).poisoned, holds(box).denied) == (4, 1, 2)
+    assert sink.keys == ["dock-0", "dock-1", "dock-4", "dock-6"]
+
+
 def test_a_sink_that_waits_for_its_connection_does_so_before_the_policy_is_asked(tmp_path: Path) -> None:
     class Away(RecordingSink):
         sends_together = True
