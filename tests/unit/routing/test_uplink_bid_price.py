@@ -130,3 +130,16 @@ def test_the_smallest_tenth_of_the_last_candidates_is_known_by_its_bytes() -> No
 def test_among_equals_everybody_is_of_median_rank() -> None:
     price = BidPrice.start("margin").add((0.3,) * 20, 400_000, 1.0)
     assert [price.gain(score) for score in (0.2, 0.3, 0.4)] == [1.0, MIDDLING, 0.0]
+
+
+@pytest.mark.parametrize("scores", [[0.3], [0.2, 0.3], [0.1, 0.2, 0.2, 0.2, 0.9]])
+@pytest.mark.parametrize("rate", [10e3, 30e3, 100e3])
+def test_somebody_among_the_candidates_is_always_worth_the_price(rate: float, scores: list[float]) -> None:
+    """Or a link on which many wait would carry nobody: an INT8 model gives many the same score."""
+    price, link = BidPrice.start("margin"), over(rate)
+    for index in range(64):
+        price = price.add((scores[index % len(scores)],), 20_000 + 100 * (index % 7), NOW_S - (64 - index) / 20)
+    sizes_bytes = np.array([one.size_bytes for one in price.recent])
+    in_time, occupied_s = link.rates.chances(NOW_S, sizes_bytes, WITHIN_S, RTT_S)
+    gains = [price.gain(-one.score) for one in price.recent]
+    assert max(gains * in_time / occupied_s) >= price.per_s(link)

@@ -108,7 +108,9 @@ class BidPrice:
         if count < self.ENOUGH:
             return 0.0
         by_rank = sorted(self.recent)
-        gains = ((np.arange(count) + 0.5) / count) ** 2
+        scores = np.array([one.score for one in by_rank])
+        # Equals share a rank, as in `gain`: else the first of them would set a price that none of them can pay.
+        gains = ((scores.searchsorted(scores) + scores.searchsorted(scores, "right")) / 2 / count) ** 2
         sizes = np.array([one.size_bytes for one in by_rank])
         in_time, occupied_s = link.rates.chances(link.now_s, sizes, link.within_s, link.rtt_s)
         values, occupied_s = gains * in_time, np.maximum(occupied_s, 1e-6)
