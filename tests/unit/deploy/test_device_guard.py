@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -117,14 +118,27 @@ def test_a_torn_file_ends_the_trial(device: Device) -> None:
     assert (device.slot, device.is_on_trial) == ("b", False)
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="it changes the system, so only root may")
-def test_what_the_system_refuses_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.fixture
+def system_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of its own, which can be made read-only."""
+    if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", tmp_path], capture_output=True, check=False).returncode:
+        pytest.skip("only root can mount a disk here")
+    yield tmp_path
+    subprocess.run(["umount", tmp_path], check=True)
+
+
+@pytest.mark.parametrize("is_on_trial", [False, True])
+def test_a_read_only_disk_is_one_line_and_keeps_no_agent_from_starting(
+    system_disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_on_trial: bool
 ) -> None:
-    monkeypatch.setattr(device_installer, "TRIAL", tmp_path)  # a folder cannot be removed like a file
-    assert device_installer.main(["guard"]) == 1
-    (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith("upwell-device: [Errno ")
+    """There even a file that is missing cannot be removed."""
+    device = Device(system_disk, monkeypatch)
+    if not is_on_trial:
+        device._trial.unlink()
+    subprocess.run(["mount", "-o", "remount,ro", system_disk], check=True)
+    assert device_installer.main(["guard"]) == 0
+    assert (device.slot, device.is_on_trial) == ("b", is_on_trial)
+    assert capsys.readouterr().err.splitlines()[-1].startswith("upwell-device: [Errno 30] Read-only file system")
 
 
 def test_what_a_trial_needs_to_know_is_on_the_disk_before_its_file_has_its_name(
