@@ -167,3 +167,14 @@ def test_a_folder_that_can_neither_be_replaced_nor_put_back_is_not_lost(
     with pytest.raises(ConfigError, match="cannot be written"), new_folder(folder, "--out", replaces=True):
         pass
     assert [one.read_text() for one in tmp_path.glob(".split.*.old/kept")] == ["the only copy"]
+
+
+def test_what_was_left_of_a_folder_is_removed_but_not_what_is_made_of_another(tmp_path: Path) -> None:
+    left = tmp_path / ".cases.0123abcd.new"
+    left.mkdir()
+    with new_folder(tmp_path / "cases.v2") as other:
+        (other / "kept").touch()
+        with new_folder(tmp_path / "cases"):
+            assert not left.exists()
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["cases", "cases.v2"]
+    assert (tmp_path / "cases.v2" / "kept").exists()

@@ -169,7 +169,7 @@ def new_folder(path: Path, option: str = "", *, replaces: bool = False) -> Itera
     with ConfigError.on_os_error(path, "cannot be written", option):
         try:
             real.parent.mkdir(parents=True, exist_ok=True)
-            for left in real.parent.glob(f".{glob.escape(real.name)}.*.new"):
+            for left in real.parent.glob(f".{glob.escape(real.name)}.{'[0-9a-f]' * 8}.new"):
                 shutil.rmtree(left, ignore_errors=True)
             draft.mkdir()
             yield draft
