@@ -32,8 +32,22 @@ class KafkaPublisher:
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
         self._producer: Producer | None = _connecting(settings)
+        self._is_known_there = False
         self._brokers = ",".join(settings.brokers)
         self.name = f"kafka:{self._brokers}:{settings.topic}"
+
+    def get_ready(self) -> None:
+        """Wait for the brokers, at most `timeout_s`, before the first message and after a failure. Raises
+        `SinkUnavailable`.
+        """
+        if self._is_known_there:
+            return
+        try:
+            self._connected().list_topics(self._settings.topic, self._settings.timeout_s)
+        except KafkaException as away:
+            self.close()
+            raise SinkUnavailable(f"{self._brokers}: {away.args[0].str()}") from None
+        self._is_known_there = True
 
     def deliver(self, messages: Sequence[Message]) -> None:
         """Produce these messages and wait for the brokers, at most `timeout_s` unless one is too large."""
@@ -54,22 +68,18 @@ class KafkaPublisher:
 
     def close(self) -> None:
         """Discard what is not sent yet, which is still in the outbox, and disconnect."""
-        producer, self._producer = self._producer, None
+        producer, self._producer, self._is_known_there = self._producer, None, False
         if producer is not None:
             producer.purge()
             producer.flush(0)
 
     def _produce(self, messages: Sequence[Message]) -> tuple[int, KafkaError | None]:
         """How many messages from the start the brokers have, and the first error."""
-        if self._producer is None:
-            try:
-                self._producer = _connecting(self._settings)
-            except ConfigError as wrong:  # a certificate or the password was removed
-                raise SinkUnavailable(str(wrong)) from None
+        producer = self._connected()
         outcomes: dict[int, KafkaError | None] = {}
         for index, message in enumerate(messages):
             try:
-                self._producer.produce(
+                producer.produce(
                     self._settings.topic,
                     message.body,
                     message.pipeline.encode(),
@@ -79,7 +89,7 @@ class KafkaPublisher:
             except KafkaException as refused:  # too large for the client itself
                 outcomes[index] = refused.args[0]
                 break
-        self._producer.flush(self._settings.timeout_s)
+        producer.flush(self._settings.timeout_s)
         for index in range(len(messages)):
             error = outcomes.get(index, _SILENCE)
             if error is not None:
@@ -88,6 +98,14 @@ class KafkaPublisher:
                 self.close()
                 return index, error
         return len(messages), None
+
+    def _connected(self) -> Producer:
+        if self._producer is None:
+            try:
+                self._producer = _connecting(self._settings)
+            except ConfigError as wrong:  # a certificate or the password was removed
+                raise SinkUnavailable(str(wrong)) from None
+        return self._producer
 
 
 def _note(outcomes: dict[int, KafkaError | None], index: int, error: KafkaError | None, _: object) -> None:

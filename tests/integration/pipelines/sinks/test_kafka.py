@@ -104,6 +104,23 @@ def test_brokers_that_fall_silent_are_given_up_in_time_and_order_is_kept_when_th
         assert [*dict.fromkeys(numbers(there.consume("silent", 3), "dock"))] == [0, 1, 2]
 
 
+def test_after_a_failure_the_brokers_are_waited_for_before_anything_is_given_to_them() -> None:
+    """So that the policy can be asked once they are back."""
+    with cluster() as there, publisher(KafkaSettings((there.address,), "ready", timeout_s=2.0)) as sink:
+        sink.get_ready()
+        sink.deliver([message(0)])
+        there.freeze()
+        sink.get_ready()  # costs nothing as long as nothing has failed
+        with pytest.raises(SinkUnavailable):
+            sink.deliver([message(1)])
+        with pytest.raises(SinkUnavailable, match=there.address):
+            sink.get_ready()
+        there.thaw()
+        sink.get_ready()
+        sink.deliver([message(1)])
+        assert [*dict.fromkeys(numbers(there.consume("ready", 2), "dock"))] == [0, 1]
+
+
 def test_certificates_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"ssl\.ca\.location"):
         KafkaPublisher(KafkaSettings(("localhost:9092",), "events", TlsFiles(ca=tmp_path / "none.pem")))
