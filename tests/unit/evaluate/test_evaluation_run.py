@@ -56,15 +56,21 @@ def saved(path: Path, description: str, answer: list[list[list[float]]] | list[l
     return path
 
 
-def answered(path: Path, shape: tuple[int, ...], hard: HardSettings, *outputs: Mapping[str, object]) -> Answers:
-    signature = CaseSignature.model_validate(
-        {"has_rows": True, "inputs": [{"name": "x", "kind": "tensor"}], "outputs": outputs}
-    )
-    facts = CaseFacts(
-        id=uuid.uuid4().hex, model="m", created_unix_s=0.0, why=("random",), inclusion=1.0, signature=signature
-    )
-    case = CollectedCase(facts, request_bytes("m", {"x": np.zeros(shape, np.float32)}), answer_bytes("m", {}), b"")
-    return answers_of(path, EvaluationRun([facts], lambda _: case, hard, {}, lambda: None))
+def answered(path: Path, shape: tuple[int, ...], hard: HardSettings, *versions: Mapping[str, object]) -> Answers:
+    """The answers to one case for each version of the model that collected them, by its output."""
+    cases = []
+    for outputs in [[one] for one in versions] or [[]]:
+        signature = CaseSignature.model_validate(
+            {"has_rows": True, "inputs": [{"name": "x", "kind": "tensor"}], "outputs": outputs}
+        )
+        cases.append(
+            CaseFacts(
+                id=uuid.uuid4().hex, model="m", created_unix_s=0.0, why=("random",), inclusion=1.0, signature=signature
+            )
+        )
+    request = request_bytes("m", {"x": np.zeros(shape, np.float32)})
+    case = CollectedCase(cases[0], request, answer_bytes("m", {}), b"")
+    return answers_of(path, EvaluationRun(cases, lambda _: case, hard, {}, lambda: None))
 
 
 def as_logged(found: Answers) -> LogLine:
@@ -97,7 +103,9 @@ def test_a_model_none_of_whose_answers_could_be_right_is_refused(tmp_path: Path)
     cats = {"name": "scores", "kind": "probabilities", "labels": ["cat", "dog"]}
     with pytest.raises(ConfigError, match=r"its classes have none of the cases' names \(cat, dog\)"):
         answered(path, (1, 1), HardSettings(), cats)
-    assert answered(path, (1, 1), HardSettings(), {**cats, "labels": ["0", "1"]}).labels == [Label(label="0")]
+    numbers = {**cats, "labels": ["0", "1"]}
+    assert answered(path, (1, 1), HardSettings(), numbers).labels == [Label(label="0")]
+    assert answered(path, (1, 1), HardSettings(), numbers, cats).labels == 2 * [Label(label="0")]
     path.with_name("model.yaml").unlink()
     with pytest.raises(ConfigError, match="it answers with tensor, but the cases with probabilities"):
         answered(path, (1, 1), HardSettings(), cats)
