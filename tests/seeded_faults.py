@@ -207,7 +207,7 @@ FAULTS: Sequence[Fault] = (
             "state.replies.get(model, 0.0) * rows)",
         ),
         ("decide/offload.py", "link.error(confidence) ** fading", "link.error(confidence)"),
-        ("decide/offload.py", "other_s = link.rtt_s * link.fading(now_s) +", "other_s = link.rtt_s +"),
+        ("decide/offload.py", "within_s, link.rtt_s * link.fading(now_s))", "within_s, link.rtt_s)"),
         ("decide/send_turn.py", "left_s, now_s) != ():", "left_s, now_s) is None:"),
         ("decide/send_turn.py", "    state = state.over(message.interface)\n", ""),
         (

@@ -9,7 +9,6 @@ from upwell.shared.routing.decide.router import Router
 from upwell.shared.routing.decide.router_state import (
     CloudAnswered,
     CloudCallFailed,
-    CloudDropped,
     CloudSent,
     Decision,
     LinkProbed,
@@ -175,26 +174,3 @@ def test_a_message_that_the_link_would_be_late_with_is_no_probe_of_an_open_break
     assert decision.chance < decision.needed_chance
     assert decision.obstacle is Reason.BREAKER_OPEN
     assert not decision.probes
-
-
-def test_behind_a_late_message_the_next_is_less_likely_in_time_until_an_empty_call_shows_that_it_has_left() -> None:
-    by = router(POLICY % "")
-    state = by.observe(over(by, 150e3), CloudSent(MODEL, "late", 1, 60_000), 0.8)
-    state = by.observe(state, CloudCallFailed(MODEL, Reason.CLOUD_DEADLINE, (), 0.25, "late"), 1.05)
-    behind = ask(by, state, 0.01, 20_000).chance
-    soon, later = (
-        ask(by, by.observe(state, LinkProbed(total_s), 1.2), 0.01, 20_000).chance for total_s in (0.07, 0.14)
-    )
-    assert behind < later < soon
-
-
-def test_a_message_that_waited_behind_a_late_one_says_how_long_both_took() -> None:
-    """20 kB in 0.2 s are a slow link, but behind 60 kB that had 0.3 s before they are a fast one."""
-    by, chances = router(POLICY % ""), []
-    for size_bytes in (60_000, 10):
-        state = by.observe(over(by, 150e3), CloudSent(MODEL, "late", 1, size_bytes), 0.4)
-        state = by.observe(state, CloudDropped(MODEL, (), "late"), 0.85)
-        state = by.observe(state, CloudSent(MODEL, "next", 1, 20_000), 1.0)
-        state = by.observe(state, CloudAnswered(MODEL, 1, 20_000, 0.2, 0.0, call="next"), 1.2)
-        chances.append(ask(by, state, 0.01, 30_000).chance)
-    assert chances[0] > chances[1]

@@ -119,19 +119,18 @@ class Follower:
         self.keys.append(key)
         if split_route is not None:
             self._observe(EdgeRan(split_route.key, 1, head_s), at_s + head_s)
-        model, call = MODEL if split_route is None else split_route.key, str(len(self.keys))
-        self._observe(CloudSent(model, call, 1, size, "" if split_route is None else MODEL), at_s + head_s)
+        model = MODEL if split_route is None else split_route.key
+        self._observe(CloudSent(model, "1", 1, size, "" if split_route is None else MODEL), at_s + head_s)
         total_s = self._link_s(at_s + head_s, size) + tail_s
         if at_s + head_s + total_s > decision.give_up_s:
-            return self._fall_back(decision, model, call, at_s)
-        self._observe(CloudAnswered(model, 1, size, total_s, tail_s, call=call), at_s + head_s + total_s)
+            return self._fall_back(decision, model, at_s, head_s)
+        self._observe(CloudAnswered(model, 1, size, total_s, tail_s, call="1"), at_s + head_s + total_s)
         return head_s + total_s
 
-    def _fall_back(self, decision: Decision, model: str, call: str, at_s: float) -> float:
+    def _fall_back(self, decision: Decision, model: str, at_s: float, head_s: float) -> float:
         """The device answers in time, beside the call that comes to nothing."""
-        head_s = 0.0 if decision.split_route is None else decision.split_route.head_s
         waited_s = decision.give_up_s - at_s - head_s
-        failure = CloudCallFailed(model, Reason.CLOUD_DEADLINE, decision.probes, waited_s, call)
+        failure = CloudCallFailed(model, Reason.CLOUD_DEADLINE, decision.probes, waited_s, "1")
         self._observe(failure, decision.give_up_s)
         return min(decision.give_up_s, decision.fallback_start_s + self.network.edge_s) - at_s
 

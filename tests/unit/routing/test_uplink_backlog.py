@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 
-import numpy as np
 import pytest
 
 from upwell.shared.routing.estimators.uplink_backlog import Backlog, InFlight
@@ -73,6 +72,12 @@ def test_a_cancelled_message_that_had_begun_still_leaves_and_one_that_had_not_is
     assert wait_s(backlog, 0.05) == pytest.approx(0.35)
 
 
+def test_cancelled_messages_are_forgotten_when_they_have_left() -> None:
+    backlog = queued(("a", 10_000, 0.0)).cancelled("a", 0.05, S_PER_BYTE)
+    assert [in_flight.call for in_flight in backlog.in_flight] == ["a"]
+    assert [in_flight.call for in_flight in backlog.sent(InFlight("b", 1, 0.2), S_PER_BYTE).in_flight] == ["b"]
+
+
 def test_an_overdue_message_says_that_the_link_is_slower_but_no_more_than_so_much() -> None:
     backlog = queued(("a", 10_000, 0.0))
     assert backlog.wait_s(0.1 + RTT_S, S_PER_BYTE, RTT_S)[1] == pytest.approx(S_PER_BYTE)
@@ -129,48 +134,9 @@ def test_a_late_answer_does_not_take_back_what_has_left() -> None:
     assert backlog.left_s == 0.3
 
 
-def test_a_late_message_that_was_cancelled_is_in_the_way_where_the_link_is_slower_than_believed() -> None:
-    backlog = queued(("a", 10_000, 0.0)).cancelled("a", 0.5, S_PER_BYTE)
-    assert wait_s(backlog, 0.5) == 0.0
-    assert backlog.waits_s(0.5, np.array([1e4, 2e4, 1e5])) == pytest.approx([0.5, 0.0, 0.0])
-    after = backlog.sent(InFlight("b", 20_000, 0.6), S_PER_BYTE)
-    assert after.waits_s(0.6, np.array([1e4, 1e5])) == pytest.approx([2.4, 0.2])
-    assert after.waits_s(0.6, np.array([1e4, 1e5]), "b") == pytest.approx([0.4, 0.0])
-    assert after.carried("b", 0.8 + RTT_S, S_PER_BYTE) == pytest.approx((20_000, 0.2 + RTT_S))
-    assert after.answered("b", 0.9).in_flight == ()
-
-
-def test_a_cancelled_message_that_leaves_while_nothing_else_is_sent_may_have_left() -> None:
-    backlog = queued(("a", 10_000, 0.0)).cancelled("a", 0.05, S_PER_BYTE).sent(InFlight("b", 1, 0.2), S_PER_BYTE)
-    assert wait_s(backlog, 0.2) == pytest.approx(S_PER_BYTE)
-    assert backlog.waits_s(0.2, np.array([2e4]), "b") == pytest.approx([0.3])
-    assert backlog.sent(InFlight("c", 1, 100.0), S_PER_BYTE).find("a") is None
-
-
-def test_an_answer_to_an_empty_call_shows_that_what_was_cancelled_before_it_has_left() -> None:
-    backlog = queued(("a", 10_000, 0.0), ("b", 10_000, 0.1)).cancelled("a", 0.05, S_PER_BYTE)
-    backlog = backlog.sent(InFlight("c", 10_000, 0.8), S_PER_BYTE).cancelled("c", 0.85, S_PER_BYTE)
-    assert [one.call for one in backlog.cleared(0.5, 0.7).in_flight] == ["b", "c"]
-    assert backlog.cleared(0.5, 0.7).left_s == 0.7
-    assert queued(("b", 10_000, 0.1)).cleared(0.5, 0.7) == queued(("b", 10_000, 0.1))
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_at_each_rate_the_wait_is_that_of_a_queue_which_what_was_given_up_leaves_unless_it_has_begun(seed: int) -> None:
-    dice, backlog, now_s = random.Random(seed), Backlog(), 0.0
-    rates, sent = np.array([2e4, 1e5, 1e6]), list[tuple[int, float, float]]()
-    for index in range(12):
-        now_s += dice.expovariate(4.0)
-        size_bytes, given_up_s = dice.randint(1, 60_000), now_s + dice.choice([0.3, 1e9])
-        sent.append((size_bytes, now_s, given_up_s))
-        message = InFlight(str(index), size_bytes, now_s, cancelled_s=given_up_s, may_have_left=given_up_s < 1e9)
-        backlog = backlog.sent(message, S_PER_BYTE)
-    for rate, wait in zip(rates, backlog.waits_s(now_s, rates), strict=True):
-        free_s = 0.0
-        for size_bytes, sent_s, given_up_s in sent:
-            if max(free_s, sent_s) <= given_up_s:
-                free_s = max(free_s, sent_s) + size_bytes / rate
-        assert wait == pytest.approx(max(0.0, free_s - now_s))
+def test_what_has_left_is_gone_when_it_is_cancelled() -> None:
+    assert queued(("a", 10_000, 0.0)).cancelled("a", 0.05, S_PER_BYTE).find("a") is not None
+    assert queued(("a", 10_000, 0.0)).cancelled("a", 0.5, S_PER_BYTE).in_flight == ()
 
 
 def test_what_is_dropped_where_it_is_given_up_keeps_the_link_busy_until_then() -> None:

@@ -46,7 +46,7 @@ def test_the_price_is_what_the_link_earns_from_those_that_are_worth_it(rate: flo
     price, link = after(sizes), over(rate)
     found = price.per_s(link)
     by_rank = sorted(price.recent)
-    in_time, occupied_s = link.rates.chances(NOW_S, np.array([one.size_bytes for one in by_rank]), WITHIN_S, RTT_S)
+    in_time, occupied_s = link.rates.chances(NOW_S, np.array([one.size_bytes for one in by_rank]), 0.0, WITHIN_S, RTT_S)
     values = ((np.arange(64) + 0.5) / 64) ** 2 * in_time
     surplus = np.maximum(values - found * occupied_s, 0.0)
     assert found == pytest.approx(5.0 * surplus.mean(), rel=1e-9)
@@ -140,6 +140,6 @@ def test_somebody_among_the_candidates_is_always_worth_the_price(rate: float, sc
     for index in range(64):
         price = price.add((scores[index % len(scores)],), 20_000 + 100 * (index % 7), NOW_S - (64 - index) / 20)
     sizes_bytes = np.array([one.size_bytes for one in price.recent])
-    in_time, occupied_s = link.rates.chances(NOW_S, sizes_bytes, WITHIN_S, RTT_S)
+    in_time, occupied_s = link.rates.chances(NOW_S, sizes_bytes, 0.0, WITHIN_S, RTT_S)
     gains = [price.gain(-one.score) for one in price.recent]
     assert max(gains * in_time / occupied_s) >= price.per_s(link)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from upwell.shared.routing.estimators.uplink_rate import RATES, RateBelief
+from upwell.shared.routing.estimators.uplink_rate import RateBelief
 
 RTT_S = 0.06
 
@@ -22,8 +22,8 @@ def after(rate: float, *, count: int = 6, sizes: tuple[int, ...] = (20_000, 60_0
     return belief
 
 
-def chance(belief: RateBelief, size_bytes: int, at_s: float = 1.0, wait_s: float = 0.0) -> float:
-    return belief.chance(at_s, size_bytes, 0.25, RTT_S + wait_s).in_time
+def chance(belief: RateBelief, size_bytes: int, at_s: float = 1.0, ahead_bytes: float = 0.0) -> float:
+    return belief.chance(at_s, size_bytes, ahead_bytes, 0.25, RTT_S).in_time
 
 
 @pytest.mark.parametrize("rate", [20e3, 200e3, 2e6])
@@ -38,10 +38,8 @@ def test_a_larger_message_and_one_behind_others_is_less_likely_in_time_and_keeps
     belief = after(200e3)
     likely = [chance(belief, size_bytes) for size_bytes in (10_000, 30_000, 60_000, 200_000)]
     assert likely == sorted(likely, reverse=True)
-    behind = belief.chance(1.0, 20_000, 0.25, RTT_S + 40_000 / RATES).in_time
-    assert behind == pytest.approx(chance(belief, 60_000))
-    assert chance(belief, 20_000, wait_s=0.1) < chance(belief, 20_000)
-    busy = belief.chance(1.0, 60_000, 0.25, RTT_S + 10.0).occupied_s
+    assert chance(belief, 20_000, ahead_bytes=40_000) == pytest.approx(chance(belief, 60_000))
+    busy = belief.chance(1.0, 60_000, 1e6, 0.25, RTT_S).occupied_s
     assert busy == pytest.approx(60_000 / 200e3, rel=0.3)
 
 
@@ -95,4 +93,4 @@ def test_a_clock_that_goes_back_makes_nothing_older() -> None:
 
 
 def test_no_message_is_expected_to_keep_the_link_busy_for_longer_than_two_seconds() -> None:
-    assert RateBelief().chance(1.0, 1e12, 0.25, RTT_S).occupied_s == pytest.approx(RateBelief.LONGEST_S)
+    assert RateBelief().chance(1.0, 1e12, 0.0, 0.25, RTT_S).occupied_s == pytest.approx(RateBelief.LONGEST_S)

@@ -14,7 +14,7 @@ from upwell.shared.routing.estimators.circuit_breaker import BreakerVerdict
 from upwell.shared.routing.estimators.hedging import hedge_after_s
 from upwell.shared.routing.estimators.link_estimate import fade
 from upwell.shared.routing.estimators.uplink_bid_price import MIDDLING, BidPrice, LinkMoment
-from upwell.shared.routing.estimators.uplink_rate import RATES, Chance
+from upwell.shared.routing.estimators.uplink_rate import Chance
 from upwell.shared.routing.policy.compiled_policy import Verdict
 from upwell.shared.routing.policy.request_facts import RowFacts
 from upwell.shared.routing.policy.settings import Limit, LowerQuality, Prices
@@ -336,8 +336,9 @@ def _forbidden(case: OffloadCase) -> Reason | None:
 def chance_of(state: RouterState, size_bytes: int, within_s: float, now_s: float) -> Chance:
     """The chance of a message sent now, behind those sent before it, with `within_s` on the link."""
     link = state.link
-    other_s = link.rtt_s * link.fading(now_s) + state.backlog.waits_s(now_s, RATES)
-    return link.rates.chance(now_s, size_bytes, within_s, other_s)
+    wait_s, s_per_byte = state.backlog.wait_s(now_s, link.inverse_bandwidth_s_per_byte, link.rtt_s)
+    ahead_bytes = wait_s / s_per_byte if s_per_byte > 0.0 else 0.0
+    return link.rates.chance(now_s, size_bytes, ahead_bytes, within_s, link.rtt_s * link.fading(now_s))
 
 
 def _chance(

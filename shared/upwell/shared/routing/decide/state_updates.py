@@ -18,17 +18,13 @@ from upwell.shared.routing.decide.router_state import (
     RouterState,
 )
 from upwell.shared.routing.estimators.circuit_breaker import CLOSED, Breaker
-from upwell.shared.routing.estimators.link_estimate import LinkEstimate, LinkSample, Transit
+from upwell.shared.routing.estimators.link_estimate import LinkEstimate, LinkSample
 from upwell.shared.routing.estimators.run_and_answer_times import AnswerTimes, RunTimes
 from upwell.shared.routing.estimators.uplink_backlog import Backlog, InFlight
-from upwell.shared.routing.estimators.uplink_rate import RATES
 from upwell.shared.routing.reasons import CALLERS_FAULTS, LINK_FAILURES, Reason
 
 LONGEST_HOLD_S = 30.0
 """Maximum time for which a cloud's request to wait is honoured, since it may be wrong (seconds)."""
-
-PROBE_BYTES = 100
-"""About what an empty call takes on the link."""
 
 _REPLY_MEMORY = 0.8
 
@@ -80,23 +76,17 @@ def _with_answer(state: RouterState, answer: CloudAnswered, server_s: float, now
     if answer.hedged or (answer.call and in_flight is None):
         return link
     size_bytes, network_s = answer.sent_bytes, answer.total_s - server_s
-    transit = None
     if in_flight is not None:
         link = link.scored(answer.total_s, in_flight.expected_s)
         done_s = in_flight.sent_s + network_s
         carried = state.backlog.carried(answer.call, done_s, link.inverse_bandwidth_s_per_byte)
         if carried is None:
             return link
-        transit = _transit(state, in_flight, network_s)
         size_bytes, network_s = carried
     else:
         expected = predict(state, answer.model, answer.rows, answer.sent_bytes, 0.5, now_s)
         link = link.scored(answer.total_s, expected.usual_s)
-    return link.add(LinkSample(now_s, size_bytes, answer.received_bytes, network_s), transit)
-
-
-def _transit(state: RouterState, message: InFlight, network_s: float) -> Transit:
-    return Transit(message.size_bytes, network_s, state.backlog.waits_s(message.sent_s, RATES, message.call))
+    return link.add(LinkSample(now_s, size_bytes, answer.received_bytes, network_s))
 
 
 def _with_reply(replies: Mapping[str, float], answer: CloudAnswered) -> Mapping[str, float]:
@@ -108,16 +98,9 @@ def _with_reply(replies: Mapping[str, float], answer: CloudAnswered) -> Mapping[
 
 
 def probed(state: RouterState, probe: LinkProbed, now_s: float) -> RouterState:
-    """An empty call succeeded: the link works. If nothing else was on it, this is a sample of the round trip, behind
-    late messages that were given up one of how long those kept the link: gRPC sends what it has written of them to its
-    end, and an empty call on the same connection waits for that."""
-    link, before, sent_s = state.link, state.backlog, now_s - probe.total_s
-    backlog = before.cleared(sent_s, now_s - (link.rtt_s if link.is_known else 0.0))
-    if not (before if link.is_known else backlog).in_flight:
-        link = link.add(LinkSample(now_s, 0, 0, probe.total_s))
-    elif link.is_known and all(message.is_cancelled and message.sent_s <= sent_s for message in before.in_flight):
-        link = link.waited(now_s, Transit(PROBE_BYTES, probe.total_s, before.waits_s(sent_s, RATES)))
-    state = replace(state, link=link, backlog=backlog)
+    """An empty call succeeded: the link works, and if nothing else was on it, this is a sample of the round trip."""
+    if not state.backlog.in_flight:
+        state = replace(state, link=state.link.add(LinkSample(now_s, 0, 0, probe.total_s)))
     if not any(breaker.is_open for breaker in state.breakers.values()):
         return state
     return replace(
@@ -187,8 +170,9 @@ def _without(
     state: RouterState, outcome: CloudCallFailed | CloudDropped, in_flight: InFlight, now_s: float
 ) -> RouterState:
     """The state without the call; a timeout is a lower bound on the times of link and answer."""
+    s_per_byte = state.link.inverse_bandwidth_s_per_byte
     if isinstance(outcome, CloudDropped):
-        return replace(state, backlog=_given_up(state, outcome, now_s))
+        return replace(state, backlog=_given_up(state, outcome, now_s, s_per_byte))
     if outcome.reason is not Reason.CLOUD_DEADLINE:
         return replace(state, backlog=_cleared(state, outcome, now_s))
     breakers = [state.breakers.get(key, CLOSED) for key in (LINK, outcome.model)]
@@ -196,24 +180,21 @@ def _without(
     # only large messages were late, the link may work slowly, and the next message should be one that it can carry.
     is_away = any(breaker.is_open and not breaker.is_of_size for breaker in breakers)
     if is_away or not outcome.waited_s < math.inf:
-        return replace(state, backlog=_given_up(state, outcome, now_s))
+        return replace(state, backlog=_given_up(state, outcome, now_s, s_per_byte))
     link, waited_s = state.link.scored(outcome.waited_s, in_flight.expected_s, is_bound=True), outcome.waited_s
-    network_s = waited_s - in_flight.server_s
-    carried = state.backlog.carried(outcome.call, in_flight.sent_s + network_s, state.link.inverse_bandwidth_s_per_byte)
+    carried = state.backlog.carried(outcome.call, in_flight.sent_s + waited_s - in_flight.server_s, s_per_byte)
     if carried is not None:
-        sample = LinkSample(now_s, carried.size_bytes, 0, carried.network_s, is_bound=True)
-        link = link.add(sample, _transit(state, in_flight, network_s))
+        link = link.add(LinkSample(now_s, carried.size_bytes, 0, carried.network_s, is_bound=True))
     if not waited_s <= in_flight.hoped_s:
         link = link.refuted(now_s)
-    backlog = _given_up(replace(state, link=link), outcome, now_s)
+    backlog = _given_up(state, outcome, now_s, link.inverse_bandwidth_s_per_byte)
     answers = state.answers
     if outcome.model in answers:
         answers = {**answers, outcome.model: answers[outcome.model].outlasted(waited_s)}
     return replace(state, link=link, backlog=backlog, answers=answers)
 
 
-def _given_up(state: RouterState, outcome: CloudCallFailed | CloudDropped, now_s: float) -> Backlog:
-    s_per_byte = state.link.inverse_bandwidth_s_per_byte
+def _given_up(state: RouterState, outcome: CloudCallFailed | CloudDropped, now_s: float, s_per_byte: float) -> Backlog:
     return state.backlog.cancelled(outcome.call, now_s, s_per_byte, frees_link=outcome.frees_link)
 
 

@@ -10,10 +10,7 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import ClassVar, NamedTuple, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import ClassVar, NamedTuple
 
 from upwell.shared.routing.estimators.uplink_rate import RateBelief
 from upwell.shared.value_classes import value_class
@@ -34,8 +31,6 @@ _PRIOR = (1.0,) * 4
 """Initial accuracy: predictions are assumed to be right, so that one bad start does not keep everything on the
 device."""
 
-_Array: TypeAlias = npt.NDArray[np.float64]
-
 
 class LinkSample(NamedTuple):
     """`sent_bytes` up and `received_bytes` down took `network_s` outside the server, observed at `at_s`.
@@ -48,15 +43,6 @@ class LinkSample(NamedTuple):
     received_bytes: int
     network_s: float
     is_bound: bool = False
-
-
-class Transit(NamedTuple):
-    """One message by itself: its bytes, its time outside the server, and its wait behind others, which may differ
-    between the `RATES` [cells]."""
-
-    size_bytes: int
-    network_s: float
-    waits_s: float | _Array = 0.0
 
 
 @value_class
@@ -108,8 +94,8 @@ class LinkEstimate:
         """Whether there is any sample."""
         return not math.isnan(self.rtt_s)
 
-    def add(self, sample: LinkSample, transit: Transit | None = None) -> LinkEstimate:
-        """With one more message that was answered or timed out. `transit`: it without those that count with it.
+    def add(self, sample: LinkSample) -> LinkEstimate:
+        """With one more message that was answered or timed out.
 
         An empty message tells only the round trip, so that the bandwidth estimate still fades. A lower bound alone
         tells nothing: until the first answer, the cloud may be the part that is silent.
@@ -117,12 +103,12 @@ class LinkEstimate:
         if sample.is_bound and not self.is_known:
             return self
         if sample.is_bound and not self._is_slower(sample):
-            return self._with_rates(sample, transit)
+            return self._with_rates(sample)
         last_at_s = sample.at_s if sample.sent_bytes or not self.is_known else self.last_at_s
         samples = (*self._remembered(), sample)
         fitted = replace(self, samples=samples, last_at_s=last_at_s)._fitted()
         if self.is_known:  # the first sample tells no rate: all of it may be round trip
-            fitted = fitted._with_rates(sample, transit)
+            fitted = fitted._with_rates(sample)
         if not sample.is_bound:
             return fitted
         slower = max(self.inverse_bandwidth_s_per_byte, fitted.inverse_bandwidth_s_per_byte)
@@ -130,14 +116,9 @@ class LinkEstimate:
             fitted, rtt_s=self.rtt_s, inverse_bandwidth_s_per_byte=slower, down_s_per_byte=self.down_s_per_byte
         )
 
-    def waited(self, at_s: float, transit: Transit) -> LinkEstimate:
-        """With a message that tells nothing but how long it waited behind others."""
-        return self._with_rates(LinkSample(at_s, 0, 0, transit.network_s), transit)
-
-    def _with_rates(self, sample: LinkSample, transit: Transit | None) -> LinkEstimate:
-        size_bytes, network_s, waits_s = transit or Transit(sample.sent_bytes, sample.network_s)
-        took_s = network_s - sample.received_bytes * self.down_s_per_byte
-        rates = self.rates.seen(sample.at_s, size_bytes, took_s, self.rtt_s + waits_s, is_bound=sample.is_bound)
+    def _with_rates(self, sample: LinkSample) -> LinkEstimate:
+        took_s = sample.network_s - sample.received_bytes * self.down_s_per_byte
+        rates = self.rates.seen(sample.at_s, sample.sent_bytes, took_s, self.rtt_s, is_bound=sample.is_bound)
         return replace(self, rates=rates)
 
     def _remembered(self) -> tuple[LinkSample, ...]:

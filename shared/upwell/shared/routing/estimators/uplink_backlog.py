@@ -5,22 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import ClassVar, NamedTuple, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import ClassVar, NamedTuple
 
 from upwell.shared.value_classes import value_class
-
-_Array: TypeAlias = npt.NDArray[np.float64]
 
 
 @value_class
 class InFlight:
     """One message in flight. `hoped_s` is the predicted time of the whole call when it was sent, `expected_s` the same
     without fading (NaN if unknown), `server_s` the cloud's own part. `has_left`: a later one was answered, so it has
-    left. `cancelled_s`: when it was given up, infinite if it is waited for. `may_have_left`: it has at
-    the estimated rate, but no answer has shown it."""
+    left."""
 
     call: str
     size_bytes: int
@@ -29,13 +23,7 @@ class InFlight:
     hoped_s: float = math.nan
     server_s: float = 0.0
     has_left: bool = False
-    cancelled_s: float = math.inf
-    may_have_left: bool = False
-
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether nobody waits for it any more."""
-        return self.cancelled_s < math.inf
+    is_cancelled: bool = False
 
 
 class Carried(NamedTuple):
@@ -64,8 +52,7 @@ class Backlog:
     x bytes sent at s leaves at max(s, when the one before left) + x·λ, for λ seconds per byte. An answer proves that
     its message and all before it have left. An overdue message bounds λ from below: the link is slower than estimated,
     but for now by no more than the factor `OVERDUE`, since the server may be slow instead. A cancelled message that had
-    begun to leave keeps the link busy to its end; one that had not is gone. A late message shows that λ is too
-    small, so `waits_s`, which asks for other rates too, counts it until an answer shows that it has left.
+    begun to leave keeps the link busy to its end; one that had not is gone.
     """
 
     OVERDUE: ClassVar[float] = 4.0
@@ -81,13 +68,13 @@ class Backlog:
         return all(message.is_cancelled for message in self.in_flight)
 
     def sent(self, message: InFlight, s_per_byte: float) -> Backlog:
-        """With one more message. Cancelled ones may have left by now, and old ones are forgotten."""
+        """With one more message. Cancelled ones that have left by now, and old ones, are forgotten."""
         now_s = message.sent_s
         gone = {place.message.call for place in self._places(s_per_byte) if place.ends_s <= now_s}
         kept = [
-            replace(known, may_have_left=True) if known.is_cancelled and known.call in gone else known
+            known
             for known in self.in_flight
-            if now_s - known.sent_s <= self.LONGEST_S
+            if not (known.is_cancelled and known.call in gone) and now_s - known.sent_s <= self.LONGEST_S
         ]
         return Backlog((*kept[-self.LONGEST + 1 :], message), self.left_s)
 
@@ -110,18 +97,6 @@ class Backlog:
         seen = min(seen, self.OVERDUE * s_per_byte)
         ends_s = [place.ends_s for place in self._places(seen)]
         return (max(0.0, ends_s[-1] - now_s) if ends_s else 0.0), seen
-
-    def waits_s(self, at_s: float, rates: _Array, before: str = "") -> _Array:
-        """How long a message sent at `at_s` waits at each of these rates (bytes/s) [n], behind those sent before the
-        call `before`, or all."""
-        free_s = np.full(len(rates), self.left_s)
-        for message in self.in_flight:
-            if message.call == before:
-                break
-            if not message.has_left:
-                begins_s = np.maximum(free_s, message.sent_s)
-                free_s = np.where(begins_s <= message.cancelled_s, begins_s + message.size_bytes / rates, free_s)
-        return np.maximum(0.0, free_s - at_s)
 
     def carried(self, call: str, done_s: float, s_per_byte: float) -> Carried | None:
         """The sample of the link from the message of `call`, complete at `done_s`; None if there is none.
@@ -150,27 +125,23 @@ class Backlog:
 
     def cancelled(self, call: str, now_s: float, s_per_byte: float, *, frees_link: bool = False) -> Backlog:
         """With the message of `call` cancelled: gone, unless it has begun to leave. With `frees_link` it ends now."""
-        places = (place for place in self._places(s_per_byte) if place.message.call == call)
-        place = next((place for place in places if place.begins_s <= now_s), None)
-        if place is None or (frees_link and place.ends_s <= now_s):
-            return self.without(call)
-        if frees_link:
+        started = any(
+            place.message.call == call and place.begins_s <= now_s < place.ends_s for place in self._places(s_per_byte)
+        )
+        if started and frees_link:
             return replace(self.without(call), left_s=now_s)
-        ended = replace(place.message, cancelled_s=now_s, may_have_left=place.ends_s <= now_s)
-        in_flight = (ended if message.call == call else message for message in self.in_flight)
+        in_flight = (
+            replace(message, is_cancelled=True) if message.call == call else message
+            for message in self.in_flight
+            if started or message.call != call
+        )
         return replace(self, in_flight=tuple(in_flight))
-
-    def cleared(self, sent_s: float, left_s: float) -> Backlog:
-        """After an answer to an empty call sent at `sent_s`: of what was cancelled and sent before it nothing is left,
-        the last of it since about `left_s`."""
-        kept = tuple(message for message in self.in_flight if not message.is_cancelled or message.sent_s > sent_s)
-        return self if len(kept) == len(self.in_flight) else Backlog(kept, max(self.left_s, left_s))
 
     def _places(self, s_per_byte: float) -> Iterator[_Place]:
         """The messages that may not have left, at λ = `s_per_byte`."""
         start_s, ends_s, size_bytes = -math.inf, self.left_s, 0
         for message in self.in_flight:
-            if message.has_left or message.may_have_left:
+            if message.has_left:
                 continue
             if ends_s <= message.sent_s or size_bytes == 0:  # the link was idle before it
                 start_s, size_bytes = max(ends_s, message.sent_s), 0

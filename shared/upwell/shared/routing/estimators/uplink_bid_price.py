@@ -112,7 +112,7 @@ class BidPrice:
         # Equals share a rank, as in `gain`: else the first of them would set a price that none of them can pay.
         gains = ((scores.searchsorted(scores) + scores.searchsorted(scores, "right")) / 2 / count) ** 2
         sizes = np.array([one.size_bytes for one in by_rank])
-        in_time, occupied_s = link.rates.chances(link.now_s, sizes, link.within_s, link.rtt_s)
+        in_time, occupied_s = link.rates.chances(link.now_s, sizes, 0.0, link.within_s, link.rtt_s)
         values, occupied_s = gains * in_time, np.maximum(occupied_s, 1e-6)
         best_first = np.argsort(-values / occupied_s)
         span_s = max(self.SHORTEST_S, link.now_s - self.recent[0].at_s)

@@ -13,10 +13,10 @@ from upwell.shared.value_classes import value_class
 _Array: TypeAlias = npt.NDArray[np.float64]
 
 _CELLS = 40
-RATES: _Array = np.geomspace(1e3, 1e9, _CELLS)
+_RATES: _Array = np.geomspace(1e3, 1e9, _CELLS)
 """The grid of rates (bytes/s); faster links count as the last value."""
 
-_STEP = math.log(RATES[1] / RATES[0])
+_STEP = math.log(_RATES[1] / _RATES[0])
 _ORDER = np.arange(_CELLS)
 _MODES: _Array = np.cos(np.pi * np.outer(_ORDER, _ORDER + 0.5) / _CELLS)
 _MODES *= np.where(_ORDER == 0, 1.0, math.sqrt(2.0))[:, None] / math.sqrt(_CELLS)
@@ -67,14 +67,11 @@ class RateBelief:
     at_s: float = -math.inf
     count: int = 0
 
-    def seen(
-        self, now_s: float, size_bytes: int, took_s: float, other_s: float | _Array, *, is_bound: bool
-    ) -> RateBelief:
-        """With a message of this size that took `took_s`, or longer with `is_bound`, of which `other_s` was the round
-        trip and the wait behind others, which may be another at each of the `RATES`."""
+    def seen(self, now_s: float, size_bytes: int, took_s: float, rtt_s: float, *, is_bound: bool) -> RateBelief:
+        """With a message of this size that took `took_s`, round trip included, or longer with `is_bound`."""
         weights, habit = self._at(now_s)
         if size_bytes > 0:
-            deviation = _deviation(took_s, size_bytes, other_s)
+            deviation = _deviation(took_s, size_bytes, rtt_s)
             likelihood = _above(deviation) if is_bound else np.exp(-0.5 * np.minimum(deviation * deviation, 60.0))
             weights = weights * (likelihood + self._DOUBT)
             weights = weights / weights.sum()
@@ -82,19 +79,19 @@ class RateBelief:
         count = self.count + (size_bytes > 0)
         return RateBelief(tuple(weights.tolist()), tuple(habit.tolist()), max(now_s, self.at_s), count)
 
-    def chance(self, now_s: float, size_bytes: float, within_s: float, other_s: float | _Array) -> Chance:
-        """The probability that a message takes at most `within_s`, `other_s` (see `seen`) included, and how long it
-        keeps the link busy."""
-        in_time, occupied_s = self.chances(now_s, np.array([size_bytes]), within_s, other_s)
+    def chance(self, now_s: float, size_bytes: float, ahead_bytes: float, within_s: float, rtt_s: float) -> Chance:
+        """The probability that a message, behind those that wait before it, takes at most `within_s`, round trip
+        included, and how long it keeps the link busy."""
+        in_time, occupied_s = self.chances(now_s, np.array([size_bytes]), ahead_bytes, within_s, rtt_s)
         return Chance(min(1.0, float(in_time[0])), float(occupied_s[0]))
 
     def chances(
-        self, now_s: float, sizes_bytes: _Array, within_s: float, other_s: float | _Array
+        self, now_s: float, sizes_bytes: _Array, ahead_bytes: float, within_s: float, rtt_s: float
     ) -> tuple[_Array, _Array]:
         """The same for messages of these sizes [n], each by itself."""
         weights, _ = self._at(now_s)
-        in_time = _above(-_deviation(within_s, sizes_bytes[:, None], other_s)) @ weights
-        return in_time, np.minimum(sizes_bytes[:, None] / RATES, self.LONGEST_S) @ weights
+        in_time = _above(-_deviation(within_s, ahead_bytes + sizes_bytes[:, None], rtt_s)) @ weights
+        return in_time, np.minimum(sizes_bytes[:, None] / _RATES, self.LONGEST_S) @ weights
 
     def _at(self, now_s: float) -> tuple[_Array, _Array]:
         """The weights of rates and of the habit at that time, after the silence until then."""
@@ -110,9 +107,9 @@ class RateBelief:
         return kept * np.maximum(spread, 0.0) + (1.0 - kept) * habit, habit
 
 
-def _deviation(took_s: float, size_bytes: float | _Array, other_s: float | _Array) -> _Array:
+def _deviation(took_s: float, size_bytes: float | _Array, rtt_s: float) -> _Array:
     """By how many standard deviations `took_s` exceeds the time expected at each rate."""
-    expected_s = np.maximum(other_s + size_bytes / RATES, _SHORTEST_S)
+    expected_s = np.maximum(rtt_s + size_bytes / _RATES, _SHORTEST_S)
     deviation: _Array = (math.log(max(took_s, _SHORTEST_S)) - np.log(expected_s)) / RateBelief.NOISE
     return deviation
 
