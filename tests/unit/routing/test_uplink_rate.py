@@ -34,6 +34,13 @@ def test_what_the_rate_carries_is_likely_in_time_and_three_times_as_much_is_not(
     assert chance(belief, carried * 3) < 0.2
 
 
+@pytest.mark.parametrize("is_bound", [False, True])
+def test_a_link_slower_than_any_on_the_grid_counts_as_the_slowest(is_bound: bool) -> None:
+    belief = RateBelief().seen(1.0, 60_000, 480.0, RTT_S, is_bound=is_bound)
+    assert belief.weights[0] > 0.5
+    assert chance(belief, 20_000) < 0.2
+
+
 def test_a_larger_message_and_one_behind_others_is_less_likely_in_time_and_keeps_the_link_longer() -> None:
     belief = after(200e3)
     likely = [chance(belief, size_bytes) for size_bytes in (10_000, 30_000, 60_000, 200_000)]

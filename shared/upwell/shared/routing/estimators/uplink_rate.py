@@ -14,7 +14,7 @@ _Array: TypeAlias = npt.NDArray[np.float64]
 
 _CELLS = 40
 _RATES: _Array = np.geomspace(1e3, 1e9, _CELLS)
-"""The grid of rates (bytes/s); faster links count as the last value."""
+"""The grid of rates (bytes/s); links beyond it count as the first or the last value."""
 
 _STEP = math.log(_RATES[1] / _RATES[0])
 _ORDER = np.arange(_CELLS)
@@ -71,7 +71,7 @@ class RateBelief:
         """With a message of this size that took `took_s`, round trip included, or longer with `is_bound`."""
         weights, habit = self._at(now_s)
         if size_bytes > 0:
-            deviation = _deviation(took_s, size_bytes, rtt_s)
+            deviation = _deviation(min(took_s, rtt_s + size_bytes / _RATES[0]), size_bytes, rtt_s)
             likelihood = _above(deviation) if is_bound else np.exp(-0.5 * np.minimum(deviation * deviation, 60.0))
             weights = weights * (likelihood + self._DOUBT)
             weights = weights / weights.sum()
