@@ -64,9 +64,9 @@ def trial(
     has_pictures = parsed.pipelines[name].source.series is None
     with ExtraMissing.on_import("pipelines", "upwell pipeline test needs PACKAGE"):
         fps, frames = _length(video) if has_pictures else (_DEFAULT_FPS, None)
-    results = LateResults()
+    results = LateResults()  # not of the agent, whose late answers are for events of real runs
     with ExitStack() as open_parts:
-        agent = open_parts.enter_context(assemble(agent_config, results))
+        agent = open_parts.enter_context(assemble(agent_config))
         _make_room(out, video, parsed)
         runner = open_parts.enter_context(build_pipelines(changed, agent, None, results, shows_frames=has_pictures))
         bar = open_parts.enter_context(progress())

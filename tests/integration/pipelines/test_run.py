@@ -10,6 +10,7 @@ import platform
 import socket
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,10 @@ from tests.pipelines_run import (
     write_video,
 )
 from upwell.edge.commands.explain_cli import explain
+from upwell.pipelines import Pipeline
 from upwell.pipelines.run.pipeline_factory import FLUSH_S
 from upwell.tools.demo import digit_data
+from upwell.tools.pipeline_test_cli import trial
 
 EVENTS = [
     {"name": "entered", "on": "enter upper"},
@@ -63,8 +66,13 @@ def cloud() -> Any:
 
 def explained(*arguments: object) -> str:
     """What `upwell explain` says."""
+    return ran(explain, *arguments)
+
+
+def ran(command: Callable[..., None], *arguments: object) -> str:
+    """What the command prints."""
     app = typer.Typer()
-    app.command()(explain)
+    app.command()(command)
     result = CliRunner().invoke(app, [str(one) for one in arguments])
     assert result.exit_code == 0, result.output
     return result.output
@@ -172,6 +180,36 @@ def test_a_late_answer_amends_its_own_event_and_holds_for_the_track(
         words = explained(event["id"], "-c", agent)
         assert f"id {event['id']}: amends {event['amends']} of pipeline dock" in words
         assert "steps" in words.splitlines()  # of the frame of then
+
+
+@pytest.mark.parametrize("is_tried", [False, True])
+def test_an_answer_that_comes_while_another_program_has_the_state_amends_the_event_of_then(
+    tmp_path: Path, short: Path, cloud: ScriptedCloud, is_tried: bool
+) -> None:
+    """That program runs another pipeline of the file, or tries the same one with a recording."""
+    cloud.behaviour = status(grpc.StatusCode.UNAVAILABLE)
+    defaults = {"deadline": "5s", "hard": {"measure": "max_prob", "below": 1.0}, "spool": True}
+    source = {"video": str(short)}
+    dock = {"source": source, "steps": [*FOLLOWED, READ], "events": EVENTS[1:2]}
+    text = pipelines_text(tmp_path, dock=dock, other={"source": source})
+    agent, file = write_agent(tmp_path, {"defaults": defaults}, cloud.address), tmp_path / "pipelines.yaml"
+    file.write_text(text)
+    with running_pipelines(tmp_path, agent, text) as it:
+        it.wait()
+    told = {event["id"] for event in it.events("dock")}
+    assert told
+    cloud.behaviour = good
+    if is_tried:
+        words = (file, "-c", agent, "--pipeline", "dock", "--video", short, "--out", tmp_path / "out")
+        ran(trial, *words)
+    else:
+        with Pipeline.from_config(file, agent, "other") as pipeline:
+            spool = pipeline.agent.spool
+            assert spool is not None
+            # To two: the pipelines and the file of results.
+            until(lambda: not spool.held().waiting and spool.counts().delivered == 2 * spool.counts().answered, LIMIT_S)
+    with running_pipelines(tmp_path, agent, text) as it:
+        until(lambda: {event["amends"] for event in it.events("dock")} >= told, LIMIT_S)
 
 
 def test_what_a_rule_denies_in_a_zone_never_goes_up_nor_what_is_blurred(tmp_path: Path, cloud: ScriptedCloud) -> None:

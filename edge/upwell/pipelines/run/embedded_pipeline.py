@@ -43,7 +43,7 @@ class Pipeline(Closing):
         config, _ = parse_pipelines(read_text(path), path, signatures_of(agent_config))
         chosen = config.chosen(name)
         alone = config.model_copy(update={"pipelines": {chosen: config.pipelines[chosen]}})
-        others = config.pipelines.keys() - {chosen}
+        others = {other: section for other, section in config.pipelines.items() if other != chosen}
         results = LateResults()
         with ExitStack() as on_failure:
             running = on_failure.enter_context(assemble(agent_config, results))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from upwell.edge.observe.flight_recorder import FRAMES_NAME, FlightRecorder
@@ -40,6 +41,7 @@ FLUSH_S = 3.0
 """How long shutdown waits for sinks to accept what is in the outbox; the rest stays there."""
 
 _OpenSinks: TypeAlias = list[tuple[SinkSettings, Sink]]
+_NONE: Mapping[str, PipelineSection] = MappingProxyType({})
 _log = logging.getLogger(__name__)
 
 
@@ -109,11 +111,9 @@ def _paired(wanted: Mapping[str, Sequence[SinkSettings]], opened: Mapping[str, S
     return [*{id(sink): (settings, sink) for settings, sink in pairs}.values()]
 
 
-def _build_pipeline(name: str, section: PipelineSection, agent: AgentCore, shared: SharedParts) -> BuiltPipeline:
-    """One pipeline with its source open. Raises `ConfigError`."""
-    bound = bind_steps(name, section, agent)
-    lost_s = next((one.track.lost for one in section.steps if one.track is not None), LOST_S)
-    rules = EventRules([one.rule for one in section.events], bound.zones, list(bound.inferences), name, lost_s)
+def _publisher(
+    name: str, section: PipelineSection, bound: BoundSteps, shared: SharedParts, notes: FrameNotes | None
+) -> Publisher:
     infer = next((one.infer for one in section.steps if one.infer is not None), None)
     published_as = PublishedAs(
         name,
@@ -131,10 +131,25 @@ def _build_pipeline(name: str, section: PipelineSection, agent: AgentCore, share
             if step.inference.settings.model == model:
                 step.amend(track, case, facts)
 
-    deadline_s = math.inf if section.source.deadline is None else section.source.deadline
-    notes = None if shared.frames is None else FrameNotes(name, deadline_s, shared.frames)
     note = (lambda _: None) if notes is None else notes.note_amendment
-    publisher = Publisher(published_as, shared.outbox, shared.late, amended, note)
+    return Publisher(published_as, shared.outbox, shared.late, amended, note)
+
+
+def _notes(name: str, section: PipelineSection, shared: SharedParts) -> FrameNotes | None:
+    return None if shared.frames is None else FrameNotes(name, _deadline_s(section), shared.frames)
+
+
+def _deadline_s(section: PipelineSection) -> float:
+    return math.inf if section.source.deadline is None else section.source.deadline
+
+
+def _build_pipeline(name: str, section: PipelineSection, agent: AgentCore, shared: SharedParts) -> BuiltPipeline:
+    """One pipeline with its source open. Raises `ConfigError`."""
+    bound = bind_steps(name, section, agent)
+    lost_s = next((one.track.lost for one in section.steps if one.track is not None), LOST_S)
+    rules = EventRules([one.rule for one in section.events], bound.zones, list(bound.inferences), name, lost_s)
+    notes = _notes(name, section, shared)
+    publisher = _publisher(name, section, bound, shared, notes)
     preview: Preview | None = None
 
     def tell(frame: AnsweredFrame | DroppedFrame) -> bool:
@@ -148,7 +163,7 @@ def _build_pipeline(name: str, section: PipelineSection, agent: AgentCore, share
 
     needs_whole = shared.shows_frames or _needs_whole(section)
     source = open_source(source_settings(section.source), lambda: WHOLE if needs_whole else _wanted(bound))
-    pipeline = FrameLoop(name, source, bound.steps, rules, deadline_s, tell)
+    pipeline = FrameLoop(name, source, bound.steps, rules, _deadline_s(section), tell)
     if section.preview:
         preview = Preview(name, bound.zones.polygons, bound.zones.lines, lambda: pipeline.status)
     return BuiltPipeline(pipeline, publisher, preview)
@@ -173,12 +188,12 @@ def build_pipelines(
     results: LateResults,
     *,
     shows_frames: bool = False,
-    others: Collection[str] = (),
+    others: Mapping[str, PipelineSection] = _NONE,
 ) -> PipelineRunner:
     """All pipelines of a file around one agent, not started. Raises `ConfigError`, and then leaves nothing open.
 
     If nobody looks at whole frames, the decoder shrinks them to what the model sees. `shows_frames` says that the
-    caller looks at them. Events of the pipelines `others` keep waiting: they are run by other programs.
+    caller looks at them. The pipelines `others` are run by other programs, for which events and amendments wait.
 
     `state_dir` holds undelivered events and events that wait for the cloud. Without it they live in memory and in a
     temporary folder for as long as the process does. Records of frames are kept in `state_dir` only.
@@ -207,6 +222,9 @@ def build_pipelines(
             frames = FlightRecorder(state_dir / FRAMES_NAME, limit)
             on_failure.callback(frames.close)
         shared = SharedParts(outbox, late, frames, shows_frames)
+        for name, section in others.items():
+            bound = bind_steps(name, section, agent)
+            publishers[name] = _publisher(name, section, bound, shared, _notes(name, section, shared))
         factory = PipelineFactory(agent, shared, publishers, _paired(wanted, opened))
         runner = PipelineRunner(factory, outbox, on_failure.pop_all())
     try:

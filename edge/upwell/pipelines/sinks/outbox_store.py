@@ -200,7 +200,7 @@ class OutboxStore:
                 (message.pipeline, message.sequence),
             )
             sinks = self.sinks.get(message.pipeline, ())
-            if not sinks:
+            if not sinks and message.pipeline not in self._others:
                 continue
             self._count_for(sinks, "put")
             size_bytes = size_of(message)
