@@ -32,6 +32,10 @@ _SCAN_S = 1.0
 _WAIT_MS = 100
 """How soon a wait for changes notices that it must end."""
 
+_UNFINISHED_S = 10.0
+"""How long a file that cannot be decoded must stay unchanged before it counts as broken: until then its upload may only
+have stalled."""
+
 Signature: TypeAlias = tuple[int, int, int]
 """Size, modification time and inode; if these differ, the file was replaced or is still being written."""
 
@@ -41,10 +45,11 @@ logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it logs every chang
 
 @dataclass(frozen=True)
 class _Sighting:
-    """A file, and when it was first seen with this signature."""
+    """A file, when it was first seen with this signature, and whether it could not be decoded."""
 
     signature: Signature
     since_s: float
+    is_unreadable: bool = False
 
 
 class PictureFolder:
@@ -58,7 +63,7 @@ class PictureFolder:
         self._settings = settings
         self._closed = threading.Event()
         self._status = SourceStatus(SourceState.CONNECTING, decoder="folder")
-        self._ready: deque[tuple[Path, Signature]] = deque()
+        self._ready: deque[tuple[Path, _Sighting]] = deque()
         self._sightings: dict[str, _Sighting] = {}
         self._given: dict[str, Signature] = {}
         self._doubtful: set[str] = set()
@@ -149,15 +154,15 @@ class PictureFolder:
             if sighting is None or sighting.signature != signature:
                 sighting = _Sighting(signature, now_s)
             age_s = max(now_s - sighting.since_s, wall_s - status.st_mtime)
-            if age_s >= self._settings.settle_s:
-                self._ready.append((self._settings.path / name, signature))
+            if age_s >= (_UNFINISHED_S if sighting.is_unreadable else self._settings.settle_s):
+                self._ready.append((self._settings.path / name, sighting))
             else:
                 sightings[name] = sighting
         self._sightings = sightings
         self._is_settled = is_whole and not sightings
         while self._settings.keep == "latest" and len(self._ready) > 1:
-            path, signature = self._ready.popleft()
-            self._given[path.name] = signature
+            path, older = self._ready.popleft()
+            self._given[path.name] = older.signature
             self._status = replace(self._status, superseded=self._status.superseded + 1)
 
     def _lose(self, why: str) -> None:
@@ -169,8 +174,9 @@ class PictureFolder:
             )
         self._sightings = {}
 
-    def _frame(self, path: Path, signature: Signature) -> Frame | None:
-        """The frame of a file; None if the file is gone or changed, or if it cannot be read and was moved away."""
+    def _frame(self, path: Path, sighting: _Sighting) -> Frame | None:
+        """The frame of a file; None if it is gone, changed or unfinished, or cannot be read and was moved away."""
+        signature = sighting.signature
         data: bytes | None = None
         read: Signature | None = None
         why = f"the file has more than {self._settings.max_bytes} bytes"
@@ -193,7 +199,12 @@ class PictureFolder:
                 raise InvalidRequest(why)
             pixels = picture_codec.decode(data, "rgb", self._settings.max_pixels)
         except InvalidRequest as error:
-            self._fail(path, str(error))
+            if data is not None and not sighting.is_unreadable and unix_s - signature[1] / 1e9 < _UNFINISHED_S:
+                del self._given[path.name]
+                self._sightings[path.name] = replace(sighting, is_unreadable=True)
+                self._is_settled = False
+            else:
+                self._fail(path, str(error))
             return None
         luma = picture_codec.recolored(pixels, "gray")[:, :, 0]
         height, width = luma.shape

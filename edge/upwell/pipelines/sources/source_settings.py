@@ -80,7 +80,8 @@ class FolderSettings:
 
     `answered` says what happens to a file once its frame is done: it is moved to `<path>/done`, or left, and read again
     after a restart. Unreadable files are moved to `<path>/failed`. With `watch` the source waits for new files;
-    without it, it ends with the last one. A file is read once its size and time have not changed for `settle_s`.
+    without it, it ends with the last one. A file is read once its size and time have not changed for `settle_s`, and
+    once more after ten seconds if it cannot be decoded by then.
     """
 
     path: Path

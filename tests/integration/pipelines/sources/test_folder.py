@@ -243,6 +243,26 @@ def test_a_file_that_is_being_written_is_read_when_it_is_whole(tmp_path: Path) -
     source.close()
 
 
+def test_a_picture_whose_upload_stalls_is_waited_for_and_one_that_stays_broken_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = put(tmp_path, "a.png", 5)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    source = PictureFolder(FolderSettings(tmp_path, settle_s=0.01))
+    assert source.next(0.2) is None
+    path.write_bytes(whole)
+    frame = source.next(5)
+    assert frame is not None
+    assert number_of(frame.pixels) == 5
+    assert (source.status.captured, source.status.undecodable) == (1, 0)
+    monkeypatch.setattr(folder, "_UNFINISHED_S", 0.2)
+    (tmp_path / "b.png").write_bytes(whole[: len(whole) // 2])
+    until(lambda: source.next(0.1) is None and source.status.undecodable == 1, "it is given up")
+    assert os.listdir(tmp_path / "failed") == ["b.png"]
+    source.close()
+
+
 def test_a_new_file_is_seen_at_once_while_the_source_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder, "_SCAN_S", 60.0)  # so that only the change itself tells
     source = PictureFolder(FolderSettings(tmp_path, settle_s=0.05))
