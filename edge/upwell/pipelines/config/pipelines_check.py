@@ -473,16 +473,21 @@ def _shared_files(config: PipelinesConfig) -> dict[Location, str]:
     for name, pipeline in config.pipelines.items():
         for index, sink in enumerate(pipeline.sinks):
             location: Location = ("pipelines", name, "sinks", index, sink.kind)
-            path = sink.jsonl.path if sink.jsonl else sink.pictures.folder if sink.pictures else None
-            if path is None:
-                continue
-            if path in written:
-                problems[location] = f"{written[path]} also writes to {path}; expected a separate path"
-            elif path in read:
-                as_new = " and would treat these pictures as new" if sink.pictures else "; expected a separate path"
-                problems[location] = f"the source of {read[path]!r} reads {path}{as_new}"
-            written.setdefault(path, f"sink {index + 1} of {name!r}")
+            for path in _paths_of(sink):
+                if path in written:
+                    problems.setdefault(location, f"{written[path]} also writes to {path}; expected a separate path")
+                elif path in read:
+                    as_new = " and would treat these pictures as new" if sink.pictures else "; expected a separate path"
+                    problems[location] = f"the source of {read[path]!r} reads {path}{as_new}"
+                written.setdefault(path, f"sink {index + 1} of {name!r}")
     return problems
+
+
+def _paths_of(sink: SinkSection) -> tuple[Path, ...]:
+    """The files and the folder that the sink writes."""
+    if sink.jsonl is not None:
+        return sink.jsonl.path, Path(f"{sink.jsonl.path}.1")
+    return () if sink.pictures is None else (sink.pictures.folder,)
 
 
 def _status_topics(config: PipelinesConfig) -> dict[Location, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from string import Formatter
 from typing import Annotated, Any, ClassVar
 from urllib.parse import urlsplit
 
@@ -12,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from upwell.pipelines.config.one_key_section import OneKeySection
 from upwell.pipelines.sinks.sink_settings import (
+    TOPIC_PLACES,
     JsonlSettings,
     KafkaSettings,
     MqttSettings,
@@ -26,9 +26,6 @@ from upwell.shared.config.security import TlsFiles
 from upwell.shared.config.yaml import FilePart, RelativePath
 from upwell.shared.errors import ConfigError
 from upwell.shared.units import Bytes, Seconds
-
-TOPIC_FIELDS = ("pipeline", "event")
-"""The fields that `{...}` in a topic may name."""
 
 MAX_TOPIC_BYTES = 1000
 _MQTT_PORTS = {"mqtt": 1883, "mqtts": 8883}
@@ -74,14 +71,11 @@ def _url(text: str) -> str:
 
 def _topic(text: str) -> str:
     """An MQTT topic with fields in braces. Raises `ValueError`."""
-    try:
-        fields = [(name, spec, conversion) for _, name, spec, conversion in Formatter().parse(text) if name is not None]
-    except ValueError:
-        raise ValueError("a brace has no partner; expected fields such as {event}") from None
-    for name, spec, conversion in fields:
-        if name not in TOPIC_FIELDS or spec or conversion:
-            known = " and ".join(f"{{{one}}}" for one in TOPIC_FIELDS)
-            raise ValueError(f"unknown field {{{name}}} in a topic; expected {known}")
+    for place in re.findall(r"\{[^{}]*\}", text):
+        if not TOPIC_PLACES.fullmatch(place):
+            raise ValueError(f"unknown field {place} in a topic; expected {{pipeline}} and {{event}}")
+    if re.search(r"[{}]", TOPIC_PLACES.sub("", text)):
+        raise ValueError("a brace has no partner; expected fields such as {event}")
     if not text or len(text.encode(errors="replace")) > MAX_TOPIC_BYTES:
         raise ValueError(f"expected a topic of 1 to {MAX_TOPIC_BYTES} bytes")
     if re.search(r"[+#]", text) or text.startswith("$") or not text.isprintable():

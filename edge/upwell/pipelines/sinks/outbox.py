@@ -316,7 +316,7 @@ class Outbox:
         may_send: Callable[[Message], bool],
         others: Collection[str] = (),
     ) -> None:
-        by_name = _by_name(sinks)
+        by_name = sinks_by_name(sinks)
         self._limits, self._may_send = limits, may_send
         self._names = _names(sinks)
         self._database = OutboxJobs(path, self._names, limits, others)
@@ -328,7 +328,7 @@ class Outbox:
         `end` a sink before another takes its name. Messages that wait for a removed pipeline or sink are dropped.
         Call it from one thread at a time. Raises `ConfigError` if two sinks have one name, and then changes nothing.
         """
-        by_name = _by_name(sinks)
+        by_name = sinks_by_name(sinks)
         self._names = _names(sinks)
         self.end([name for name in self._relays if name not in by_name])
         for name, relay in self._relays.items():
@@ -416,7 +416,7 @@ def _end(relays: Collection[SinkRelay]) -> None:
         relay.join(max(0.0, until_s - time.monotonic()))
 
 
-def _by_name(sinks: Mapping[str, Sequence[Sink]]) -> dict[str, Sink]:
+def sinks_by_name(sinks: Mapping[str, Sequence[Sink]]) -> dict[str, Sink]:
     """Each sink once. Raises `ConfigError`."""
     found: dict[str, Sink] = {}
     for pipeline, of_pipeline in sinks.items():

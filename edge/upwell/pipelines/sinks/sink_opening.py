@@ -8,6 +8,7 @@ from typing import cast
 
 from upwell.pipelines.sinks.base import Sink
 from upwell.pipelines.sinks.file_sinks import JsonlFile, PictureFolder
+from upwell.pipelines.sinks.outbox import sinks_by_name
 from upwell.pipelines.sinks.sink_settings import (
     JsonlSettings,
     KafkaSettings,
@@ -29,7 +30,7 @@ def open_sinks(
 ) -> dict[str, list[Sink]]:
     """The sinks by pipeline; those in `known` are already open. Pipelines with the same settings share a sink.
 
-    On `ConfigError` no sink stays open that was not open before.
+    On `ConfigError`, also for two sinks of one name, no sink stays open that was not open before.
     """
     opened: list[tuple[SinkSettings, Sink]] = [*known]
 
@@ -41,7 +42,9 @@ def open_sinks(
         return opened[-1][1]
 
     try:
-        return {pipeline: [of(wanted) for wanted in of_pipeline] for pipeline, of_pipeline in settings.items()}
+        sinks = {pipeline: [of(wanted) for wanted in of_pipeline] for pipeline, of_pipeline in settings.items()}
+        sinks_by_name(sinks)
+        return sinks
     except BaseException:  # no sink must stay open, whatever the error
         for _, sink in opened[len(known) :]:
             sink.close()

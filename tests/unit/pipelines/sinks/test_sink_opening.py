@@ -28,7 +28,7 @@ from upwell.shared.errors import ConfigError
 made: list[RecordingSink] = []
 
 
-def make(*, channel: str) -> Sink:
+def make(*, channel: str, colour: str = "") -> Sink:
     """A sink of another package."""
     made.append(RecordingSink(f"chat:{channel}"))
     return made[-1]
@@ -82,6 +82,13 @@ def test_where_one_cannot_be_opened_none_stays_open() -> None:
     with pytest.raises(ConfigError, match=r"there is no sink 'carrier-pigeon'; .* has: chat, lost, nothing"):
         open_sinks({"dock": [PluginSettings("chat", {"channel": "a"}), PluginSettings("carrier-pigeon")]})
     assert [sink.closed.is_set() for sink in made] == [True]
+
+
+def test_of_two_sinks_of_one_name_none_stays_open() -> None:
+    red = PluginSettings("chat", {"channel": "a", "colour": "red"})
+    with pytest.raises(ConfigError, match="dock: chat:a appears twice"):
+        open_sinks({"dock": [PluginSettings("chat", {"channel": "a"}), red]})
+    assert [sink.closed.is_set() for sink in made] == [True, True]
 
 
 @pytest.mark.parametrize(
