@@ -34,7 +34,7 @@ from upwell.edge.observe.request_trace import MOST_TAGS
 from upwell.edge.runtimes.fake import FakeRuntime
 from upwell.edge.server.agent_core import AgentCore, AgentParts
 from upwell.edge.server.state_dir import StateDir
-from upwell.edge.spool.open_database import open_database, opened
+from upwell.edge.spool.open_database import migrate, open_database, opened
 from upwell.edge.spool.spool import FILE_NAME as SPOOL_NAME
 from upwell.pipelines.run.late_answers import AMENDMENTS_NAME, _open
 from upwell.pipelines.sinks.base import REQUESTS_TAG
@@ -246,8 +246,9 @@ def _frame(number: int, request_id: str, text: str, events: tuple[str, ...] = ()
     return json.dumps({"id": f"dock/{number}", "frame": number, "steps": steps, "text": text, "events": said, **about})
 
 
+@pytest.mark.parametrize("version", [2, len(SCHEMA)])
 def test_purge_reaches_flights_outbox_and_amendments_and_spares_what_is_not_meant(
-    tmp_path: Path, cloud: ScriptedCloud
+    tmp_path: Path, cloud: ScriptedCloud, version: int
 ) -> None:
     who, other = "person-eleven" * 10, "person-twelve" * 10
     more: dict[str, Any] = {f"t{number}": "yes" for number in range(MOST_TAGS)}  # than the flight recorder keeps
@@ -265,6 +266,7 @@ def test_purge_reaches_flights_outbox_and_amendments_and_spares_what_is_not_mean
             outbox.execute("INSERT INTO messages VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", message)
             aside = ("s", "", 1, person, "dock", "enter", 1, body, b"", 0, "digits", tags)
             outbox.execute("INSERT INTO poisoned VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", aside)
+        migrate(outbox, SCHEMA, target=version)
     with closing(_open(state / AMENDMENTS_NAME)) as waiting, waiting:
         waiting.execute("INSERT INTO waiting VALUES (?, 0, ?)", (answer.spool_id, who))
         waiting.execute("INSERT INTO waiting VALUES ('another', 0, ?)", (other,))

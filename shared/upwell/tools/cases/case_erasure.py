@@ -14,7 +14,7 @@ from upwell.edge.observe.flight_recorder import FOLDER_NAME as FLIGHTS_NAME
 from upwell.edge.observe.flight_recorder import FRAMES_NAME
 from upwell.edge.observe.outcome_recorder import LOG_NAME
 from upwell.edge.observe.request_trace import LONGEST_TAG, MOST_TAGS
-from upwell.edge.spool.open_database import DAMAGED_SUFFIX, connect, version_of
+from upwell.edge.spool.open_database import DAMAGED_SUFFIX, connect
 from upwell.edge.spool.spool import FILE_NAME as SPOOL_NAME
 from upwell.edge.spool.spool_store import tags_in
 from upwell.shared.config.yaml import load_yaml
@@ -63,6 +63,7 @@ def forget(
     found["spooled"] = len(spooled)
     tables = ("messages", "poisoned")
     found["events"] = sum(len(_erase_tagged(folder / OUTBOX_NAME, table, "number", is_event)) for table in tables)
+    _erase_tagged(folder / OUTBOX_NAME, "retries", "number", is_event)  # until version 3 the tags of `poisoned`
     found["amendments"] = _erase_amendments(folder / AMENDMENTS_NAME, spooled, is_all)
     found |= _erase_records(folder, is_meant, tags, is_all)
     found["results"] = 0 if results is None else erase_lines(results, is_meant, _forgotten)
@@ -83,10 +84,12 @@ def _erase_tagged(path: Path, table: str, key: str, is_meant: IsMeant) -> list[s
         return []
     try:
         with closing(connect(path)) as connection:
-            if not version_of(connection):
+            columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+            if not columns:
                 return []
-            query = f"SELECT {key}, CAST(tags AS BLOB) FROM {table}"  # noqa: S608 (our own names)
-            rows = [(number, tags_in(tags)) for number, tags in connection.execute(query).fetchall()]
+            source = table if "tags" in columns else f"{table} LEFT JOIN retries USING ({key})"
+            query = f"SELECT {key}, CAST(tags AS BLOB) FROM {source}"  # noqa: S608 (our own names)
+            rows = [(number, tags_in(tags or b"")) for number, tags in connection.execute(query).fetchall()]
             doomed = [number for number, tags in rows if tags is None or is_meant({"tags": tags})]
             erase_rows(connection, path, table, doomed, key)
             return doomed
