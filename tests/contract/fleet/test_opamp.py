@@ -8,6 +8,7 @@ import json
 import random
 import sqlite3
 import threading
+import time
 import zlib
 from collections.abc import Iterator
 from http import HTTPStatus
@@ -15,12 +16,13 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
-from sqlalchemy import event
+from sqlalchemy import event, select
 
 from tests.fleet_service import CAPABILITIES, FakeDevice, Service, service
+from upwell.fleet.enrolment.certificate_authority import serial_of
 from upwell.fleet.opamp.opamp_messages import ConnectionSettings, read, write
 from upwell.fleet.opamp.poll_handler import Instant, Peer, PollHandler
-from upwell.fleet.storage.tables import DEVICES
+from upwell.fleet.storage.tables import CERTIFICATES, DEVICES
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.errors import UpwellError
 from upwell.shared.opamp import DRIFT, EXPLAIN, RELEASE_PACKAGE, STATISTICS, WISH_FILE
@@ -88,6 +90,20 @@ def test_a_certificate_is_renewed_for_the_same_key_alone(fleet: Service) -> None
     device.poll()
     message.connection_settings_request.opamp.certificate_request.csr = other.csr()
     assert device.send(message.SerializeToString()).status == HTTPStatus.FORBIDDEN
+
+
+def test_an_hour_with_the_clock_ahead_locks_no_device_out(fleet: Service) -> None:
+    device = fleet.enrolled("ahead")
+    message = device.message()
+    message.connection_settings_request.opamp.certificate_request.csr = device.csr()
+    device.hear(device.send(message.SerializeToString()))
+    fleet.server._upkeep._prune(time.time() + 10 * 365 * 86400.0)
+    device.poll()
+    with fleet.fleet.state.database.reading() as connection:
+        kept = select(CERTIFICATES.c.serial).join(DEVICES, DEVICES.c.id == CERTIFICATES.c.device_id)
+        (serial,) = connection.scalars(kept.where(DEVICES.c.name == "ahead"))  # the one before was replaced
+    assert device.files.cert is not None
+    assert serial == serial_of(x509.load_pem_x509_certificate(device.files.cert.read_bytes()))
 
 
 def test_a_release_is_wished_once_and_again_when_it_changes(fleet: Service) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import uvicorn
-from sqlalchemy import delete
+from sqlalchemy import delete, select
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
@@ -384,4 +384,12 @@ class FleetHousekeeping:
             forget_events(connection, now_unix_s)
             forget_questions(connection, now_unix_s)
             forget_lines(connection, now_unix_s)
-            connection.execute(delete(CERTIFICATES).where(CERTIFICATES.c.expires_unix_s < now_unix_s))
+            # Never a device's last one: after an hour of a clock that is ahead, none would be let in any more.
+            later = CERTIFICATES.alias()
+            is_replaced = (
+                select(later.c.serial)
+                .where(later.c.device_id == CERTIFICATES.c.device_id)
+                .where(later.c.issued_unix_s > CERTIFICATES.c.issued_unix_s)
+                .exists()
+            )
+            connection.execute(delete(CERTIFICATES).where(CERTIFICATES.c.expires_unix_s < now_unix_s, is_replaced))
