@@ -162,6 +162,26 @@ def test_an_upgrade_during_a_trial_leaves_the_version_to_go_back_to(device: Devi
         device_installer.upgrade(tmp_path, TRIAL_S)
 
 
+def test_a_second_upgrade_leaves_the_slot_to_the_first(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device._trial.unlink()
+    made: list[Path] = []
+
+    def make(slot: Path, _: Path) -> str:
+        made.append(slot)
+        if len(made) == 1:
+            with pytest.raises(device_installer.InstallFailed, match="another `upgrade` is running"):
+                device_installer.upgrade(tmp_path, TRIAL_S)
+        raise device_installer.InstallFailed("it cannot be made")
+
+    monkeypatch.setattr(device_installer, "make_environment", make)
+    for _ in range(2):  # and the first one lets go of it
+        with pytest.raises(device_installer.InstallFailed, match="it cannot be made"):
+            device_installer.upgrade(tmp_path, TRIAL_S)
+    assert made == [tmp_path / "a"] * 2
+
+
 def test_a_start_that_a_full_disk_leaves_uncounted_goes_back(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")

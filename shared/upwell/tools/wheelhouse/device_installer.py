@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import grp
 import json
 import os
@@ -235,6 +236,16 @@ def upgrade(wheels: Path, trial_s: float) -> None:
     """
     if not CURRENT.is_symlink():
         raise InstallFailed(f"{CURRENT} is missing; expected `install` first")
+    with (HOME / "upgrade.lock").open("w", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InstallFailed("another `upgrade` is running; expected one at a time") from None
+        replace_version(wheels, trial_s)
+
+
+def replace_version(wheels: Path, trial_s: float) -> None:
+    """The steps of an upgrade, one process at a time."""
     former, slot = CURRENT.resolve(), other_slot()
     if former.name == read_json(TRIAL).get("to"):
         raise InstallFailed(
