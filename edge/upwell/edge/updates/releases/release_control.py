@@ -77,10 +77,10 @@ class ReleaseControl:
         reason = about.message or about.failure
         if self._source.is_fetching:
             phase = "fetching"
-        elif state.is_on_trial:
-            phase = "trial"
         elif self._store.served != state.current:
             phase, reason = "refused", f"release {state.current} does not load here; the log of the agent says why"
+        elif state.is_on_trial:
+            phase = "trial"
         elif about.refusal is Refusal.BLOCKLISTED:
             phase = "rolled_back"
         elif about.refusal is not None:

@@ -106,10 +106,7 @@ class ReleaseStart:
         self.follower.go_back = switching.go_back
         state = self.store.state
         if self._serves != state.current:
-            if state.is_on_trial:
-                self.store.block(state.current, "it did not load when the agent started; the log says why")
-            if self._serves != self.store.state.current:
-                self.store.stands_in = self._serves
+            self.store.stands_in = self._serves  # the next start tries the current one again
         elif state.is_on_trial:
             bundle = self.store.open(state.current)
             try:
