@@ -164,6 +164,17 @@ def test_a_program_that_is_wrong_or_hostile_is_refused_in_one_line(
     assert not (tmp_path / "hostile").exists()
 
 
+def test_a_weight_of_a_size_that_the_archive_only_claims_is_refused(tmp_path: Path) -> None:
+    bad = rewritten(BRANCHES, tmp_path / "bad.pt2", too_large, WEIGHTS)
+    with zipfile.ZipFile(bad, "a") as archive:
+        for info in archive.infolist():
+            if "/data/weights/" in info.filename and not info.filename.endswith(".json"):
+                info.file_size = 4 << 40
+        archive.writestr("written again", b"")
+    with pytest.raises(ConfigError, match="it is compressed, which torch never does"):
+        read_graph(bad)
+
+
 def test_damaged_archives_are_refused_in_one_line(tmp_path: Path) -> None:
     data = BRANCHES.read_bytes()
     bad = tmp_path / "bad.pt2"

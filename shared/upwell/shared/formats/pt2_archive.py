@@ -116,7 +116,8 @@ def _archive(opened: Any) -> zipfile.ZipFile:
         archive = zipfile.ZipFile(opened)
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
         raise BadProgram(f"not an archive of torch.export.save: {error}") from None
-    if any(one.compress_type != zipfile.ZIP_STORED for one in archive.infolist()):  # torch compresses nothing
+    # torch compresses nothing, so a size that is not the stored one is made up.
+    if any(one.compress_type or one.file_size != one.compress_size for one in archive.infolist()):
         raise BadProgram(f"it is compressed, which torch never does; {_AGAIN}")
     return archive
 
