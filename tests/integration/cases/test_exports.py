@@ -160,7 +160,7 @@ def test_classes_as_folders_tables_and_names_that_no_file_system_takes(tmp_path:
     with (tmp_path / "csv" / "cases.csv").open(newline="", encoding="utf-8") as file:
         rows = {row["id"]: row for row in csv.DictReader(file)}
     assert {id: row["label"] for id, row in rows.items()} == dict(zip(ids, NAMES, strict=True))
-    run("cases", "import", tmp_path / "state", tmp_path / "csv" / "cases.csv", "--format", "csv")
+    run("cases", "import", tmp_path / "state", checked(tmp_path / "csv" / "cases.csv"), "--format", "csv")
     assert [read_labels(tmp_path / "state")[id].label for id in ids] == list(NAMES)
     table = pyarrow.parquet.read_table(tmp_path / "parquet" / "cases.parquet").to_pylist()
     assert {row["id"]: row["label"] for row in table} == dict(zip(ids, NAMES, strict=True))
@@ -230,6 +230,13 @@ def studio_export(folder: Path, labels: Mapping[str, list[Any]]) -> Path:
     return path
 
 
+def checked(file: Path) -> Path:
+    """An exported file as someone leaves it who has looked at every label."""
+    data = file.read_bytes().replace(b",False,", b",True,")
+    file.write_bytes(data.replace(b'"labelled": false', b'"labelled": true'))
+    return file
+
+
 @pytest.mark.parametrize("form", ["label-studio", "coco", "csv"])
 def test_labels_come_back_and_win_over_what_the_cloud_said(tmp_path: Path, form: str) -> None:
     state = tmp_path / "state"
@@ -240,13 +247,30 @@ def test_labels_come_back_and_win_over_what_the_cloud_said(tmp_path: Path, form:
         tasks = json.loads((out / "tasks.json").read_text())
         file = studio_export(out, {task["data"]["case"]: task["predictions"][1]["result"] for task in tasks})
     else:
-        file = out / ("annotations.json" if form == "coco" else "cases.csv")
+        file = checked(out / ("annotations.json" if form == "coco" else "cases.csv"))
     assert run("cases", "import", state, file, "--format", form)["labels"] == 8
     for id, label in read_labels(state).items():
         same_boxes([(box.label, list(box.box)) for box in label.boxes or ()], wanted_boxes(made[id]))
     run("cases", "export", state, "--format", "coco", "--out", tmp_path / "again", "--side", "edge")
     document = json.loads((tmp_path / "again" / "annotations.json").read_text())
     assert len(document["annotations"]) == sum(len(wanted_boxes(one)) for one in made.values())
+
+
+@pytest.mark.parametrize(("form", "name"), [("coco", "annotations.json"), ("csv", "cases.csv")])
+def test_what_a_side_said_in_place_of_a_label_does_not_come_back_as_a_persons(
+    tmp_path: Path, form: str, name: str
+) -> None:
+    state = tmp_path / "state"
+    labelled, *_ = detections(state, 3)
+    (state / LABELS_NAME).write_text(json.dumps({labelled: {"boxes": []}}))
+    run("cases", "export", state, "--format", form, "--out", tmp_path / "out")
+    said = run("cases", "import", state, tmp_path / "out" / name, "--format", form)
+    assert said == {"labels": 1, "changed": 0, "left_out": 2}
+    assert set(read_labels(state)) == {labelled}
+    (state / LABELS_NAME).unlink()
+    run("cases", "export", state, "--format", form, "--out", tmp_path / "again")
+    with pytest.raises(ConfigError, match="it contains only labels which nobody gave"):
+        run("cases", "import", state, tmp_path / "again" / name, "--format", form)
 
 
 def test_numbers_of_a_table_come_back(tmp_path: Path) -> None:
@@ -256,7 +280,7 @@ def test_numbers_of_a_table_come_back(tmp_path: Path) -> None:
     made = [Made(encoded((4, 4)), {"weight": np.array([[one]], np.float64)}, {}, scale) for one in weights]
     ids = keep(tmp_path / "state", made)
     run("cases", "export", tmp_path / "state", "--format", "csv", "--out", tmp_path / "out")
-    file = tmp_path / "out" / "cases.csv"
+    file = checked(tmp_path / "out" / "cases.csv")
     assert run("cases", "import", tmp_path / "state", file, "--format", "csv")["labels"] == 3
     assert [read_labels(tmp_path / "state")[id].value for id in ids] == weights
 

@@ -274,8 +274,9 @@ def coco(task: ExportTask, folder: Path, _: str) -> LeftOut:
         assert picture is not None and label is not None  # noqa: S101, PT018  chosen so
         file = picture.name.partition("/")[2]
         images.append(
-            {"id": number, "file_name": file, "width": picture.width, "height": picture.height, "case": item.facts.id}
-        )
+            {"id": number, "file_name": file, "width": picture.width, "height": picture.height, "case": item.facts.id,
+             "labelled": item.is_labelled}
+        )  # fmt: skip
         for box in label.boxes or ():
             x1, y1, x2, y2 = box.box
             x, y, width, height = (

@@ -140,15 +140,24 @@ def _no_answer(text: str, error: ValueError) -> str:
 _MAX_IMPORT_BYTES = 1 << 30
 _SHOWN = 20
 
-Found = Iterator[tuple[str, int | None, str, Label | str]]
-"""The position (`key`, line), the case, and its label or the problem with it."""
+NOBODY_GAVE = "which nobody gave (`labelled` is false; set it to true where someone has checked the label)"
+
+Found = Iterator[tuple[str, int | None, str, Label | str | None]]
+"""The position (`key`, line), the case, and its label or the problem with it; None for one that nobody gave."""
 
 
-def import_labels(path: Path, format: str, cases: Mapping[str, CaseFacts]) -> dict[str, Label]:
-    """The labels in a file, by case. Raises `ConfigError` with every mistake, including unknown cases."""
+def import_labels(path: Path, format: str, cases: Mapping[str, CaseFacts]) -> tuple[dict[str, Label], int]:
+    """The labels in a file, by case, and the number of others: a side's answers, which an export marks as nobody's.
+
+    Raises `ConfigError` with every mistake, including unknown cases.
+    """
     problems: list[Problem] = []
     labels: dict[str, Label] = {}
+    others = 0
     for key, line, id, label in _READERS[format](path, read_file(path, f"labels of {format}", _MAX_IMPORT_BYTES)):
+        if label is None:
+            others += 1
+            continue
         wrong = label if isinstance(label, str) else ""
         facts = cases.get(id)
         if not wrong and facts is None:
@@ -167,8 +176,9 @@ def import_labels(path: Path, format: str, cases: Mapping[str, CaseFacts]) -> di
             problems[_SHOWN:] = [Problem(path, None, None, "", count_of(more, "more mistake"))]
         raise ConfigError(problems)
     if not labels:
-        raise ConfigError.at(path, f"it contains no labels; expected {_EXPECTED[format]}")
-    return labels
+        none = f"only labels {NOBODY_GAVE}" if others else f"no labels; expected {_EXPECTED[format]}"
+        raise ConfigError.at(path, f"it contains {none}")
+    return labels, others
 
 
 def _json(path: Path, data: bytes, expected: str) -> Any:
@@ -263,7 +273,7 @@ def _coco(path: Path, data: bytes) -> Found:
         for number, image in enumerate(document["images"]):
             id = str(image.get("case") or PurePosixPath(str(image["file_name"])).stem)
             label = wrong.get(image["id"]) or Label(boxes=tuple(boxes[image["id"]]))
-            yield f"images[{number}]", None, id, label
+            yield f"images[{number}]", None, id, None if image.get("labelled") is False else label
     except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise ConfigError.at(
             path, f"this is not COCO: {type(error).__name__} {error}; expected {_EXPECTED['coco']}"
@@ -283,7 +293,8 @@ def _csv(path: Path, data: bytes) -> Found:
         for row in reader:
             label, value = row.get("label") or "", row.get("value") or ""
             if label or value:
-                yield "", reader.line_num, row["id"] or "", _of_cells(label, value)
+                nobody_gave = (row.get("labelled") or "").lower() == "false"
+                yield "", reader.line_num, row["id"] or "", None if nobody_gave else _of_cells(label, value)
     except csv.Error as error:
         raise ConfigError.at(path, f"this is not CSV: {error}", line=reader.line_num) from None
 

@@ -18,7 +18,7 @@ from upwell.shared.errors import ConfigError, InvalidRequest, printable
 from upwell.shared.files import new_folder, read_file, write_named
 from upwell.shared.units import count_of
 from upwell.tools.cases.case_exports import FORMATS, ExportTask, LeftOut, Side, note_export
-from upwell.tools.cases.case_labels import IMPORTS, import_labels, read_labels, write_labels
+from upwell.tools.cases.case_labels import IMPORTS, NOBODY_GAVE, import_labels, read_labels, write_labels
 from upwell.tools.cases.case_source import CaseLost, open_source
 from upwell.tools.cases.cases_to_label import choose, features_of, hardness_of
 from upwell.tools.cases.cli import CasesArgument, ModelOption, TagOption, WhyOption, by_ids, case_filter, chosen
@@ -92,14 +92,16 @@ def import_(
     if format not in IMPORTS:
         raise ConfigError.at(None, f"expected one of {', '.join(IMPORTS)}, got {format!r}", "--format")
     source = open_source(cases)
-    labels = import_labels(file, format, {facts.id: facts for facts in source.facts()})
+    labels, others = import_labels(file, format, {facts.id: facts for facts in source.facts()})
     known = read_labels(source.folder)
     write_labels(source.folder, {**known, **labels})
     changed = sum(known.get(id) not in (None, label) for id, label in labels.items())
     if as_json:
-        typer.echo(json.dumps({"labels": len(labels), "changed": changed}))
+        typer.echo(json.dumps({"labels": len(labels), "changed": changed, "left_out": others}))
     else:
         typer.echo(f"{count_of(len(labels), 'label')}, {changed} of them replacing earlier ones")
+        if others:
+            typer.echo(f"{count_of(others, 'label')} left out, {NOBODY_GAVE}")
 
 
 def select(
