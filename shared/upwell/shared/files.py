@@ -159,8 +159,7 @@ def new_folder(path: Path, option: str = "", *, replaces: bool = False) -> Itera
     There must be none yet, unless it `replaces` that. One that a killed process left behind (a name with a dot and
     `.new`) is removed. Raises `ConfigError`.
     """
-    import glob  # which no running agent needs
-    import shutil
+    import shutil  # which no running agent needs
 
     if not replaces and os.path.lexists(path):
         raise ConfigError.at(path, "already exists; expected a new folder", option)
@@ -169,7 +168,7 @@ def new_folder(path: Path, option: str = "", *, replaces: bool = False) -> Itera
     with ConfigError.on_os_error(path, "cannot be written", option):
         try:
             real.parent.mkdir(parents=True, exist_ok=True)
-            for left in real.parent.glob(f".{glob.escape(real.name)}.{'[0-9a-f]' * 8}.new"):
+            for left in unfinished(real):
                 shutil.rmtree(left, ignore_errors=True)
             draft.mkdir()
             yield draft
@@ -187,6 +186,13 @@ def new_folder(path: Path, option: str = "", *, replaces: bool = False) -> Itera
             shutil.rmtree(draft, ignore_errors=True)
             if real.exists():  # else the former one could not be put back, and stays under its other name
                 shutil.rmtree(old, ignore_errors=True)
+
+
+def unfinished(path: Path) -> Iterator[Path]:
+    """What `new_folder` is writing for `path`, and what killed processes left of it."""
+    import glob
+
+    return path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.new")
 
 
 def sync_folder(folder: Path) -> None:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -43,6 +43,7 @@ from upwell.shared.errors import ConfigError
 from upwell.shared.signature.picture_codec import decode
 from upwell.shared.tensors import Array
 from upwell.tools.cases import cli
+from upwell.tools.cases.case_exports import FORMATS, ExportTask, LeftOut, yolo
 from upwell.tools.cases.case_labels import LABELS_NAME, read_labels
 from upwell.tools.cases.case_source import CaseDatabase, open_source
 from upwell.tools.cases.contact_sheet import html_sheet, png_sheet
@@ -340,6 +341,76 @@ def test_what_is_purged_is_named_where_it_was_exported(tmp_path: Path) -> None:
     assert (said["cases"], said["exports"]) == (1, [str(tmp_path / "out")])
     assert ids[0] not in (state / "case-exports.json").read_text()
     assert [facts.id for facts in open_source(config).facts()] == ids[1:]
+
+
+AGENT = """
+version: 1
+agent: {state_dir: state, spool: {results: results}}
+models: {m: {edge: {file: m.onnx}}}
+"""
+
+
+def exported_by_tag(folder: Path) -> list[str]:
+    """An agent.yaml and three labelled cases with the tags who=0, 1, 2, which were exported to `out`; their ids."""
+    (folder / "agent.yaml").write_text(AGENT)
+    dice = random.Random(5)
+    made = [Made(encoded((4, 4)), {"found": boxes(dice)}, {}, tags={"who": str(n)}) for n in range(3)]
+    ids = keep(folder / "state", made)
+    (folder / "state" / LABELS_NAME).write_text(json.dumps({id: {"boxes": []} for id in ids}))
+    run("cases", "export", folder / "state", "--format", "yolo", "--out", folder / "out")
+    return ids
+
+
+def noted(folder: Path) -> list[list[str]]:
+    """The cases that the index names for each export."""
+    return [one["cases"] for one in json.loads((folder / "state" / "case-exports.json").read_text())]
+
+
+def test_a_purge_names_an_export_that_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = exported_by_tag(tmp_path)
+    said: dict[str, Any] = {}
+
+    def purged_meanwhile(task: ExportTask, folder: Path, url: str) -> LeftOut:
+        left_out = yolo(task, folder, url)
+        said.update(run("cases", "purge", tmp_path / "agent.yaml", "--tag", "who=0"))
+        return left_out
+
+    monkeypatch.setitem(FORMATS, "yolo", purged_meanwhile)
+    run("cases", "export", tmp_path / "state", "--format", "yolo", "--out", tmp_path / "new")
+    assert said["exports"] == [str(tmp_path / "new"), str(tmp_path / "out")]
+    assert noted(tmp_path) == [sorted(ids[1:])] * 2
+
+
+def test_a_purge_names_an_export_that_reads_a_case_just_before_it_is_erased(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported_by_tag(tmp_path)
+    erase = CaseDatabase.erase
+
+    def erase_late(self: CaseDatabase, ids: Sequence[str]) -> int:
+        run("cases", "export", tmp_path / "state", "--format", "yolo", "--out", tmp_path / "late")
+        return erase(self, ids)
+
+    monkeypatch.setattr(CaseDatabase, "erase", erase_late)
+    said = run("cases", "purge", tmp_path / "agent.yaml", "--tag", "who=0")
+    assert said["exports"] == [str(tmp_path / "late"), str(tmp_path / "out")]
+
+
+def test_a_garbled_case_loses_its_label_and_its_place_in_the_index_too(tmp_path: Path) -> None:
+    ids = exported_by_tag(tmp_path)
+    with contextlib.closing(sqlite3.connect(tmp_path / "state" / FILE_NAME)) as cases, cases:
+        cases.execute("UPDATE cases SET facts = '[]' WHERE id = ?", (ids[0],))
+    said = run("cases", "purge", tmp_path / "agent.yaml", "--tag", "who=0")
+    assert (said["cases"], said["exports"]) == (1, [str(tmp_path / "out")])
+    assert set(read_labels(tmp_path / "state")) == set(ids[1:])
+    assert noted(tmp_path) == [sorted(ids[1:])]
+
+
+def test_a_purge_that_fails_names_the_exports_too_since_no_later_one_could(tmp_path: Path) -> None:
+    exported_by_tag(tmp_path)
+    (tmp_path / "results").mkdir()
+    with pytest.raises(ConfigError, match=r"results: cannot be written: Is a directory\n.*out: this export holds"):
+        run("cases", "purge", tmp_path / "agent.yaml", "--tag", "who=0")
 
 
 def test_cases_that_are_gone_by_now_are_left_out_and_counted(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from upwell.edge.spool.open_database import DAMAGED_SUFFIX, connect
 from upwell.edge.spool.spool import FILE_NAME as SPOOL_NAME
 from upwell.edge.spool.spool_store import tags_in
 from upwell.shared.config.yaml import load_yaml
-from upwell.shared.errors import ConfigError
+from upwell.shared.errors import ConfigError, Problem
 from upwell.tools.cases.case_exports import forget_in_exports
 from upwell.tools.cases.case_labels import read_labels, write_labels
 from upwell.tools.cases.case_source import CaseDatabase, CaseSource, erase_lines, erase_rows
@@ -32,20 +32,37 @@ def forget(
     """Erase these cases, and everything else with these tags, or everything; return the number erased of each kind.
 
     `path` is what the user named. Raises `ConfigError` for a state folder, which does not say where the results go,
-    and if something could not be erased.
+    and if something could not be erased; it names the exports too.
     """
+    if isinstance(source, CaseDatabase) and path.is_dir():
+        raise ConfigError.at(path, "expected the agent.yaml, which also says where results go")
+    exports: set[str] = set()
+    try:
+        found = _forget(path, source, ids, tags, exports, is_all=is_all)
+    except ConfigError as error:  # the index has forgotten these cases, so nothing would name the exports again
+        others = (Problem(Path(one), None, None, "", "this export holds such cases: delete it") for one in exports)
+        raise ConfigError([*error.problems, *others]) from None
+    return {**found, "exports": sorted(exports)}
+
+
+def _forget(
+    path: Path, source: CaseSource, ids: Sequence[str], tags: Mapping[str, str], exports: set[str], *, is_all: bool
+) -> dict[str, Any]:
     from upwell.pipelines.run.late_answers import AMENDMENTS_NAME  # pipelines are not needed to list cases
     from upwell.pipelines.sinks.base import requests_behind
     from upwell.pipelines.sinks.outbox_store import OUTBOX_NAME
 
-    if isinstance(source, CaseDatabase) and path.is_dir():
-        raise ConfigError.at(path, "expected the agent.yaml, which also says where results go")
-    exports = forget_in_exports(source.folder, ids)
-    labels, doomed = read_labels(source.folder), set(ids)
-    if doomed & labels.keys():
-        write_labels(source.folder, {id: label for id, label in labels.items() if id not in doomed})
+    def forget_beside(erased: Iterable[str | int]) -> None:
+        doomed = set(map(str, erased))
+        exports.update(forget_in_exports(source.folder, doomed))
+        labels = read_labels(source.folder)
+        if doomed & labels.keys():
+            write_labels(source.folder, {id: label for id, label in labels.items() if id not in doomed})
+
+    forget_beside(ids)
     unreadable = [str(one) for one in source.unreadable()]
-    found: dict[str, Any] = {"cases": source.erase(ids), "exports": exports, "unreadable": unreadable}
+    found: dict[str, Any] = {"cases": source.erase(ids), "unreadable": unreadable}
+    forget_beside(ids)  # an export that has begun meanwhile may have read them
     if not isinstance(source, CaseDatabase) or not (tags or is_all):
         return found
     config = load_yaml(path, AgentConfig)
@@ -58,7 +75,8 @@ def forget(
         return any(is_meant({"tags": of_request}) for _, of_request in requests_behind("", document["tags"]))
 
     folder, results = source.folder, config.agent.spool.results
-    found["cases"] += len(_erase_tagged(source.path, "cases", "id", is_meant))  # what could not be read has tags, too
+    # What could not be read has tags, too.
+    found["cases"] += len(_erase_tagged(source.path, "cases", "id", is_meant, forget_beside))
     spooled = _erase_tagged(folder / SPOOL_NAME, "items", "id", is_meant)
     found["spooled"] = len(spooled)
     tables = ("messages", "poisoned")
@@ -78,8 +96,10 @@ def _forgotten(line: Mapping[str, Any]) -> dict[str, Any]:
     return {"sequence": line.get("sequence", 0), "forgotten": True}
 
 
-def _erase_tagged(path: Path, table: str, key: str, is_meant: IsMeant) -> list[str | int]:
-    """The keys of the erased rows; so is one erased of which nobody knows the tags."""
+def _erase_tagged(
+    path: Path, table: str, key: str, is_meant: IsMeant, first: Callable[[list[str | int]], None] = lambda _: None
+) -> list[str | int]:
+    """The keys of the erased rows, which `first` gets before; so is one erased of which nobody knows the tags."""
     if not path.exists():
         return []
     try:
@@ -91,6 +111,7 @@ def _erase_tagged(path: Path, table: str, key: str, is_meant: IsMeant) -> list[s
             query = f"SELECT {key}, CAST(tags AS BLOB) FROM {source}"  # noqa: S608 (our own names)
             rows = [(number, tags_in(tags or b"")) for number, tags in connection.execute(query).fetchall()]
             doomed = [number for number, tags in rows if tags is None or is_meant({"tags": tags})]
+            first(doomed)
             erase_rows(connection, path, table, doomed, key)
             return doomed
     except sqlite3.Error as error:

@@ -13,7 +13,7 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -24,7 +24,7 @@ from PIL import Image
 
 from upwell.edge.case_collection.collected_case import CaseFacts, CollectedCase
 from upwell.shared.errors import ConfigError, ExtraMissing, InvalidRequest
-from upwell.shared.files import read_json, write_named
+from upwell.shared.files import read_json, unfinished, write_named
 from upwell.shared.signature.picture_codec import decode
 from upwell.shared.signature.pixel_budget import DEFAULT_MAX_PIXELS
 from upwell.tools.cases.case_labels import Label, LabelledBox, answer_label
@@ -50,18 +50,22 @@ COLUMNS = (
 
 
 def note_export(folder: Path, path: Path, format: str, ids: Sequence[str]) -> None:
-    """Record that these cases went to `path`. Raises `ConfigError`."""
+    """Record that these cases go to `path`. Raises `ConfigError`."""
     exports = [one for one in _read(folder) if one["path"] != str(path)]
     _write(folder, [*exports, {"path": str(path), "format": format, "cases": sorted(ids)}])
 
 
-def forget_in_exports(folder: Path, ids: Sequence[str]) -> list[str]:
-    """Remove the cases from the index; return the existing exports that hold any of them. Raises `ConfigError`."""
+def forget_in_exports(folder: Path, ids: Iterable[str], path: Path | None = None) -> list[str]:
+    """Remove the cases from the index, or only from its entry for `path`; return the existing exports that hold any of
+    them, unfinished ones included. Raises `ConfigError`.
+    """
     exports, doomed = _read(folder), set(ids)
-    holding = [str(one["path"]) for one in exports if doomed & set(one["cases"]) and Path(one["path"]).exists()]
-    if any(doomed & set(one["cases"]) for one in exports):
-        _write(folder, [{**one, "cases": [id for id in one["cases"] if id not in doomed]} for one in exports])
-    return holding
+    holding = [one for one in exports if doomed & set(one["cases"]) and path in (None, Path(one["path"]))]
+    for one in holding:
+        one["cases"] = [id for id in one["cases"] if id not in doomed]
+    if holding:
+        _write(folder, exports)
+    return [one["path"] for one in holding if any(unfinished(Path(one["path"]))) or Path(one["path"]).exists()]
 
 
 def _read(folder: Path) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from upwell.edge.case_collection.collected_case import CaseFacts, CollectedCase
 from upwell.shared.errors import ConfigError, InvalidRequest, printable
 from upwell.shared.files import new_folder, read_file, write_named
 from upwell.shared.units import count_of
-from upwell.tools.cases.case_exports import FORMATS, ExportTask, LeftOut, Side, note_export
+from upwell.tools.cases.case_exports import FORMATS, ExportTask, LeftOut, Side, forget_in_exports, note_export
 from upwell.tools.cases.case_labels import IMPORTS, NOBODY_GAVE, import_labels, read_labels, write_labels
 from upwell.tools.cases.case_source import CaseLost, open_source
 from upwell.tools.cases.cases_to_label import choose, features_of, hardness_of
@@ -61,6 +61,8 @@ def export(
         raise ConfigError.at(cases, f"there are no cases to export (--set {which}); see `upwell cases stats`")
     url = f"/data/local-files/?d={out.name}/" if picture_url is None else picture_url
     with progress() as bar, new_folder(out, "--out") as folder, source.reading() as read_case:
+        # First the index: an export missing from it could not be found when a case must be erased.
+        note_export(source.folder, out.absolute(), format, [facts.id for facts in found])
         step = bar.add_task("cases", total=len(found))
 
         def read(id: str) -> CollectedCase:
@@ -69,8 +71,7 @@ def export(
 
         task = ExportTask(found, read, read_labels(source.folder), side)
         unfit = FORMATS[format](task, folder, url)
-        # First the index: an export missing from it could not be found when a case must be erased.
-        note_export(source.folder, out.absolute(), format, [facts.id for facts in found if facts.id not in task.lost])
+        forget_in_exports(source.folder, task.lost, out.absolute())
     number = len(found) - len(task.lost) - sum(unfit.values())
     left_out[_LOST] = len(task.lost)
     left_out += unfit
