@@ -63,6 +63,9 @@ def test_few_cases_without_a_difference_do_not_prove_that_there_is_none() -> Non
         assert (found.mean, found.n, found.high) == (0.0, n, -found.low)
         assert found.low == pytest.approx(low, rel=0.02)
     assert math.isnan(paired(np.array([]), np.array([])).mean)
+    for difference in (-1.0, 0.0, 1.0):
+        found = paired(np.array([difference]), np.array([0.1]))
+        assert -1.0 <= found.low <= found.mean <= found.high <= 1.0
 
 
 def test_the_interval_of_a_difference_holds_it_in_95_of_100_comparisons() -> None:

@@ -584,6 +584,9 @@ def test_a_log_that_knows_the_hard_ones_only_is_warned_of() -> None:
 def test_too_small_a_log_says_how_many_lines_it_takes() -> None:
     with pytest.raises(CannotCalibrate, match=r"at least 149 are needed even if .*: about 18\d lines of such a log"):
         calibrated(lines(100), RISK)
+    for number in range(1, 6):  # none of the first ones is held out, but a fifth of many are
+        with pytest.raises(CannotCalibrate, match="about 187 lines of such a log"):
+            calibrated(lines(number), RISK)
 
 
 def test_a_log_without_the_measure_says_what_it_has() -> None:

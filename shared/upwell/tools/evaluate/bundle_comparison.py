@@ -88,7 +88,7 @@ def paired(differences: Floats, inclusion: Floats) -> Estimate:
         return plain
     typical = plain.n / float((1.0 / inclusion).sum())
     wider = average(np.append(differences, (1.0, -1.0)), np.append(inclusion, (typical, typical)))
-    return replace(plain, low=min(wider.low, plain.mean), high=max(wider.high, plain.mean))
+    return replace(plain, low=max(-1.0, min(wider.low, plain.mean)), high=min(1.0, max(wider.high, plain.mean)))
 
 
 def no_difference(differences: Floats, inclusion: Floats, seed: int = 0) -> float:

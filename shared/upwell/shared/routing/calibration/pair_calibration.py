@@ -116,7 +116,7 @@ def calibration_of(
     is_chosen_on = ~is_held_out if target.is_share else ~(is_held_out | is_for_temperature | is_for_chances)
     chosen_on, held_out = sample.where(is_chosen_on), sample.where(is_held_out)
     _check_scores(sample, lines, hard)
-    cut = _cut(chosen_on, target, len(lines))
+    cut = _cut(chosen_on, target, max(len(lines), len(chosen_on) / (1 - _HELD_OUT)))  # the first few are all chosen on
     chosen = found(chosen_on, cut, target.confidence)
     against = contradiction(held_out, chosen, target.cloud_share, target.max_risk)
     if against:
@@ -153,7 +153,7 @@ def quality_costs(lines: Sequence[LogLine]) -> tuple[QualityCost, ...]:
     return tuple(found)
 
 
-def _cut(chosen_on: Sample, target: Target, lines: int) -> float:
+def _cut(chosen_on: Sample, target: Target, lines: float) -> float:
     try:
         if target.is_share:
             return cut_for_share(chosen_on, target.cloud_share)
