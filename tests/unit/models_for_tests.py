@@ -12,27 +12,13 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.unit.weights_for_tests import linear_weights as linear_weights  # also for those who import it from here
+from upwell.shared.partition.split.onnx_halves import ELEMENT_TYPES
 from upwell.shared.tensors import Array
 
 OPSET = 17
 IR_VERSION = 8
 
-_ONNX_TYPES = {
-    "BOOL": TensorProto.BOOL,
-    "UINT8": TensorProto.UINT8,
-    "UINT16": TensorProto.UINT16,
-    "UINT32": TensorProto.UINT32,
-    "UINT64": TensorProto.UINT64,
-    "INT8": TensorProto.INT8,
-    "INT16": TensorProto.INT16,
-    "INT32": TensorProto.INT32,
-    "INT64": TensorProto.INT64,
-    "FP16": TensorProto.FLOAT16,
-    "BF16": TensorProto.BFLOAT16,
-    "FP32": TensorProto.FLOAT,
-    "FP64": TensorProto.DOUBLE,
-    "BYTES": TensorProto.STRING,
-}
+_ONNX_TYPES = {**ELEMENT_TYPES, "BYTES": TensorProto.STRING}
 
 Size = int | str | None
 """A dimension: fixed, varying under a name, or varying without one."""
