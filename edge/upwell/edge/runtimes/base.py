@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias
 from upwell.shared.tensors import Array, TensorSpec
 from upwell.shared.value_classes import value_class
 
-Shapes: TypeAlias = "tuple[tuple[int, ...], ...]"
+Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 """The shapes of the inputs of a run, in the order of the model's inputs."""
 
 
