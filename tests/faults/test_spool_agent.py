@@ -107,10 +107,22 @@ def run(folder: Path, cases: int, kills: int) -> None:
             promises.gather(client, cases)
             promises.settle()
             wanted = {id for number, id in promises.ids.items() if f"case-{number}" != POISON}
-            until(lambda: wanted <= set(results(folder)), 2.0 + cases / 5, pace_s=0.1)
+            wait_for_results(folder, wanted)
             program.send(signal.SIGTERM)
             assert program.wait() == 0
     check(folder, config, cloud, promises, cases)
+
+
+def wait_for_results(folder: Path, wanted: set[str]) -> None:
+    """As long as the machine takes, if only results still come."""
+    missing = len(wanted)
+
+    def fewer() -> bool:
+        return len(wanted - set(results(folder))) < missing
+
+    while missing:
+        until(fewer, LIMIT_S, pace_s=0.1)
+        missing = len(wanted - set(results(folder)))
 
 
 def drain_some(cloud: ScriptedCloud, count: int) -> None:
