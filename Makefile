@@ -7,7 +7,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Turn off ONNX Runtime's telemetry.
 export ORT_DISABLE_TELEMETRY := 1
 
-.PHONY: demo loop test test-all test-tflite test-lowest test-latest mutation check check-platforms check-deploy bench bench-pictures bench-accelerator bench-triton bench-perf-analyzer traces test-accelerators test-jax test-jax-export jax-models test-ray demo-models generate lock clean help
+.PHONY: demo loop map test test-all test-tflite test-lowest test-latest mutation check check-platforms check-deploy bench bench-pictures bench-accelerator bench-triton bench-perf-analyzer traces test-accelerators test-jax test-jax-export jax-models test-ray demo-models generate lock clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -104,6 +104,9 @@ check-platforms: .venv/.dev  ## resolve the extras for every supported platform 
 
 check-deploy: .venv-deploy/.done  ## examples/deploy against the schemas of Kubernetes and KServe, and hadolint
 	.venv-deploy/bin/python .ci/check_deploy.py
+
+map:  ## each package and module with the first sentence of its docstring: `make map | grep -i battery`
+	@$(PYTHON) .ci/print_map.py
 
 bench: .venv/.dev  ## timings beside their baselines; prints ratios, medians and spread
 	$(BIN)/python -m pytest -m benchmark -s tests/benchmarks $(ARGS)

@@ -84,6 +84,13 @@ def test_every_module_says_what_it_is_for() -> None:
             assert (ROOT / module).read_text().startswith('"""'), module
 
 
+def test_the_map_says_so_of_each() -> None:
+    done = subprocess.run([sys.executable, ROOT / ".ci/print_map.py"], capture_output=True, text=True, check=True)
+    named = re.findall(r"^  (\w+\.py)  \S", done.stdout, re.MULTILINE)
+    written = [module for module in MODULES if module.name != "__init__.py" and "rpc" not in module.parts]
+    assert sorted(named) == sorted(module.name for module in written)
+
+
 def test_every_code_is_documented_where_it_is_defined() -> None:
     """Each member of Reason has a docstring line after it; plans and routes too, but those that are their own names."""
     parsed = ast.parse(Path(reasons.__file__).read_text())
