@@ -174,6 +174,22 @@ def test_a_target_counts_the_large_cases_too() -> None:
     assert sum(one.left_bytes > 0 for one in served) == pytest.approx(1000, abs=20)
 
 
+@pytest.mark.parametrize(("share", "up"), [("0%", 0), ("100%", 40)])
+def test_a_share_of_none_or_all_holds_from_the_first_row(share: str, up: int) -> None:
+    text = f"defaults: {{deadline: 1s, hard: {{below: 0.5, cloud_share: {share}}}}}"
+    lines = [line(float(index)) if index % 2 else easy(float(index)) for index in range(40)]
+    assert sum(one.left_bytes > 0 for one in routed(rules(text), scene(lines))) == up
+
+
+@pytest.mark.parametrize("confidence", ["80%", "99%"])
+def test_a_high_confidence_does_not_keep_a_link_unused_that_carries_everything(confidence: str) -> None:
+    """An unknown link is in time with no such chance, and one that is not used stays unknown."""
+    text = f"defaults: {{deadline: 300ms, confidence: {confidence}, hard: {{below: 0.5}}}}"
+    lines = [line(index / 5) for index in range(500)]
+    served = routed(rules(text), scene(lines, mbps=100.0))
+    assert sum(one.route is Route.CLOUD for one in served) >= 0.9 * len(served)
+
+
 def test_without_a_cloud_nothing_goes_up() -> None:
     served = edge_only(rules(), scene([line(), easy(1.0)]))
     assert [one.route for one in served] == [Route.EDGE, Route.EDGE]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from upwell.shared.routing.decide.edge_time import EdgeTime
 from upwell.shared.routing.decide.offload import OffloadCase, OffloadOption, attempt
 from upwell.shared.routing.decide.router_state import Decision, RouterState, Signals
+from upwell.shared.routing.estimators.offload_share import ShareController
 from upwell.shared.routing.hardness import is_hard
 from upwell.shared.routing.policy.compiled_policy import Verdict
 from upwell.shared.routing.policy.settings import HardSettings
@@ -71,8 +72,12 @@ def _beyond(case: OffloadCase, hard: HardSettings, threshold: float) -> tuple[in
 
 def threshold_of(state: RouterState, hard: HardSettings) -> float:
     """The current hardness threshold: the controller's if a share is held, else the policy's."""
-    controller = None if math.isnan(hard.cloud_share) else state.shares.get(hard.scope)
-    return hard.threshold if controller is None or not controller.fits(hard) else controller.threshold
+    if math.isnan(hard.cloud_share):
+        return hard.threshold
+    controller = state.shares.get(hard.scope)
+    if controller is None or not controller.fits(hard):
+        controller = ShareController.start(hard)
+    return controller.threshold
 
 
 def _candidates(signals: Signals, verdict: Verdict, rows: tuple[int, ...]) -> tuple[tuple[int, ...], Reason]:

@@ -333,7 +333,7 @@ def _forbidden(case: OffloadCase) -> Reason | None:
     return None if case.signals.may_offload else Reason.NO_CLOUD
 
 
-def chance_of(state: RouterState, size_bytes: int, within_s: float, now_s: float) -> Chance:
+def chance_of(state: RouterState, size_bytes: float, within_s: float, now_s: float) -> Chance:
     """The chance of a message sent now, behind those sent before it, with `within_s` on the link."""
     link = state.link
     wait_s, s_per_byte = state.backlog.wait_s(now_s, link.inverse_bandwidth_s_per_byte, link.rtt_s)
@@ -357,9 +357,11 @@ def _chance(
     if within_s <= 0.0:
         return 0.0, 1.0
     link, confidence = case.state.link, case.verdict.settings.confidence
-    found = chance_of(case.state, size_bytes, within_s, case.now_s)
     if confidence >= SURE:
-        return found.in_time, confidence
+        # No chance over an unknown link is so high: unless what is known of it fades, it would never be tried again.
+        faded_bytes = size_bytes * link.fading(case.now_s)
+        return chance_of(case.state, faded_bytes, within_s, case.now_s).in_time, confidence
+    found = chance_of(case.state, size_bytes, within_s, case.now_s)
     if tries_link:
         return found.in_time, 0.0
     moment = LinkMoment(link.rates, case.now_s, within_s, link.rtt_s * link.fading(case.now_s))

@@ -37,10 +37,10 @@ class ShareController:
     it up, and it would take long to come back.
 
     Rows that were candidates before they were scored (large ones) count as sent; a NaN score counts as hard. Until
-    there are 20 scores the starting threshold applies, and again when another model gives the scores, since the former
-    scores say nothing of its own; α_t stays, and with it the debt. Scores with few distinct values cannot be cut at
-    every share: then the threshold moves between two of them, so that the share holds over time though not at each
-    moment.
+    there are 20 scores the starting threshold applies (but a share of none or all holds from the first row), and again
+    when another model gives the scores, since the former scores say nothing of its own; α_t stays, and with it the
+    debt. Scores with few distinct values cannot be cut at every share: then the threshold moves between two of them, so
+    that the share holds over time though not at each moment.
 
     States: `alpha` is α_t; `recent` the last scores in order of arrival, `ordered` the same sorted; both oriented so
     that larger is harder.
@@ -66,7 +66,7 @@ class ShareController:
     def threshold(self) -> float:
         """The current threshold, in the measure's own direction; ±infinity if every row or none is to be sent."""
         count = len(self.ordered)
-        if count < _ENOUGH:
+        if count < _ENOUGH and 0.0 < self.target < 1.0:
             return self.initial
         sent = int(self.alpha * count + 0.5)
         if self.alpha <= 0:
