@@ -78,6 +78,13 @@ class Greedy(Scale):
     def forward(self, x):
         return torch.empty(1 << 50, device=x.device) if len(x) > 1 else x * self.factor
 
+class Tied(Scale):
+    def __init__(self):
+        super().__init__()
+        self.again, self.own = self.factor, torch.nn.Parameter(torch.zeros(1))
+    def forward(self, x):
+        return x * self.factor + self.again + self.own
+
 class NeedsArgument(Scale):
     def __init__(self, classes):
         super().__init__()
@@ -222,6 +229,15 @@ def test_a_wrong_class_is_one_sentence(tmp_path: Path, name: str, says: str) -> 
 def test_weights_that_do_not_fit_are_named(tmp_path: Path, weights: dict[str, Array], says: str) -> None:
     with pytest.raises(ModelFailed, match=says):
         load(tmp_path, "Scale", weights)
+
+
+@pytest.mark.parametrize("held", ["factor", "again"])
+def test_weights_that_a_class_ties_may_stand_in_the_file_once(tmp_path: Path, held: str) -> None:
+    weights = {held: np.full(1, 3.0, np.float32), "own": np.ones(1, np.float32)}
+    engine = load(tmp_path, "Tied", weights)
+    assert engine.run({"x": np.ones((1, 2), np.float32)})["y"].tolist() == [[7.0, 7.0]]
+    with pytest.raises(ModelFailed, match=r"does not fit class Tied: own is missing$"):
+        load(tmp_path, "Tied", {held: weights[held]})
 
 
 def test_a_pickle_is_never_opened(tmp_path: Path) -> None:

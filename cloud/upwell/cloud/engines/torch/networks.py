@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -30,6 +30,9 @@ from upwell.shared.formats.torch_program import (
     TensorRefs,
 )
 from upwell.shared.tensors import DTYPES, TensorSpec
+
+_Place: TypeAlias = tuple[int, tuple[int, ...], tuple[int, ...]]
+"""Address, shape and strides of a tensor: tied names of a module have the same."""
 
 CLASSES = "upwell.torch_models"
 """The entry-point group that maps a model's name to the class of its network."""
@@ -98,10 +101,10 @@ def build(network: type[torch.nn.Module], weights: Path, arguments: Mapping[str,
     try:
         module = network(**arguments)
         state = module.state_dict()
-        shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+        places = {name: (tensor.data_ptr(), tuple(tensor.shape), tensor.stride()) for name, tensor in state.items()}
     except Exception as error:  # the operator's class may raise any error
         raise ModelFailed(f"class {network.__qualname__} cannot be built: {reason_of(error)}") from error
-    tensors = _read_weights(weights, network.__qualname__, shapes)
+    tensors = _read_weights(weights, network.__qualname__, places)
     floats = {name: tensor.is_floating_point() for name, tensor in state.items()}
     wrong = [name for name, tensor in tensors.items() if tensor.is_floating_point() != floats[name]]
     if wrong:  # torch would cast them silently
@@ -116,17 +119,22 @@ def build(network: type[torch.nn.Module], weights: Path, arguments: Mapping[str,
     return module
 
 
-def _read_weights(path: Path, network: str, expected: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+def _read_weights(path: Path, network: str, places: Mapping[str, _Place]) -> dict[str, torch.Tensor]:
     """Read the tensors of a safetensors file, after comparing names and shapes with the class's.
 
-    Raises `ModelFailed` for an unreadable or mismatched file.
+    Of names that the class ties to one tensor the file may hold one alone, as `safetensors.torch.save_model` and
+    Hugging Face write them. Raises `ModelFailed` for an unreadable or mismatched file.
     """
     with open_weights(path, "pt") as file:
         found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  no mapping
+        holders = {place: name for name, place in places.items() if name in found}
+        sources = {name: name if name in found else holders.get(place, name) for name, place in places.items()}
+        expected = {name: shape for name, (_, shape, _) in places.items() if sources[name] == name}
         wrong = [*misfits("class", expected, found)]
-        wrong += [f"{name} is not in the class" for name in found if name not in expected]
+        wrong += [f"{name} is not in the class" for name in found if name not in places]
         refuse_misfits(path, f"class {network}", wrong)
-        return {name: file.get_tensor(name) for name in found}  # backed by the mapping, which lives as long as they do
+        # backed by the mapping, which lives as long as they do
+        return {name: file.get_tensor(source) for name, source in sources.items()}
 
 
 _DTYPES: Mapping[str, torch.dtype] = {
