@@ -25,9 +25,9 @@ from upwell.shared.routing.hardness import LogitFit
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.routing.request_log_line import LogLine
 from upwell.tools.cases.case_labels import Label
-from upwell.tools.evaluate.bundle_comparison import compare
-from upwell.tools.evaluate.cli import _show
-from upwell.tools.evaluate.evaluation_run import Answers, EvaluationRun, Judged, answers_of
+from upwell.tools.evaluate.bundle_comparison import compare, share
+from upwell.tools.evaluate.cli import _covered, _show
+from upwell.tools.evaluate.evaluation_run import Answers, EvaluationRun, Judged, answers_of, truths
 
 DETECTOR = """\
 version: 1
@@ -111,11 +111,43 @@ def test_a_model_none_of_whose_answers_could_be_right_is_refused(tmp_path: Path)
         answered(path, (1, 1), HardSettings(), cats)
 
 
+def decided(route: str, why: tuple[str, ...], inclusion: float, answers: bool) -> CollectedCase:
+    """A case that the cloud, if it answered, called right: class 1."""
+    facts = CaseFacts.model_validate(
+        {"id": uuid.uuid4().hex, "model": "m", "created_unix_s": 0.0, "why": why, "inclusion": inclusion,
+         "sample": 0.5, "route": route, "reason": "hard" if route == "cloud" else "easy", "is_hard": route == "cloud",
+         "signature": {"has_rows": True, "inputs": [], "outputs": [{"name": "scores", "kind": "logits"}]}}
+    )  # fmt: skip
+    said = {"scores": np.array([[0.0, 1.0]], np.float32)} if answers else {}
+    return CollectedCase(facts, request_bytes("m", {}), b"", answer_bytes("m", said))
+
+
+def test_cases_without_a_known_answer_are_stood_for_by_those_decided_alike() -> None:
+    # 80 requests went up and 120 were kept; half of each were chosen by chance, and a fifth of those kept were audited.
+    hard = [decided("cloud", ("random",), 0.5, answers=True) for _ in range(40)]
+    audited = [decided("edge", ("audited",), 0.6, answers=True) for _ in range(24)]
+    kept = [decided("edge", ("random",), 0.6, answers=False) for _ in range(48)]
+    cases = {case.facts.id: case for case in (*hard, *audited, *kept)}
+    judged, unseen = truths([case.facts for case in cases.values()], {}, cases.__getitem__, by_cloud=True)
+    assert (len(judged), unseen) == (64, 0.0)
+    right = np.array([case.facts.route == "edge" for case in judged], np.float64)
+    assert share(right, np.array([case.chance for case in judged])).mean == pytest.approx(120 / 200)
+
+
+def test_a_kind_of_request_of_which_no_answer_is_known_is_not_claimed() -> None:
+    kept = [decided("edge", ("random",), 0.5, answers=False) for _ in range(3)]
+    cases = {case.facts.id: case for case in (decided("cloud", ("random",), 0.5, answers=True), *kept)}
+    judged, unseen = truths([case.facts for case in cases.values()], {}, cases.__getitem__, by_cloud=True)
+    assert unseen == pytest.approx(0.75)
+    assert _covered(judged, unseen) == "25.0% of all requests"
+    assert _covered(judged, 0.0) == "all requests"
+
+
 def test_pictures_without_any_object_have_no_precision(capsys: pytest.CaptureFixture[str]) -> None:
     signature = CaseSignature.model_validate({"has_rows": True, "inputs": [], "outputs": []})
     cases = [
         Judged(CaseFacts(id="0" * 32, model="m", created_unix_s=0.0, why=("random",), inclusion=chance,
-                         signature=signature), Label(boxes=()), None)
+                         signature=signature), Label(boxes=()), None, chance)
         for chance in (0.5, 0.1)
     ]  # fmt: skip
     a, b = (Answers(name, "", boxes=[np.zeros((0, 6))] * 2) for name in "ab")

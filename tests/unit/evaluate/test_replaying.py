@@ -24,7 +24,7 @@ def case(index: int, inclusion: float, cloud: str = "yes") -> Judged:
     facts = CaseFacts(
         id=f"{index:032x}", model="m", created_unix_s=0.0, why=("random",), inclusion=inclusion, signature=SIGNATURE
     )
-    return Judged(facts, Label(label="yes"), Label(label=cloud))
+    return Judged(facts, Label(label="yes"), Label(label=cloud), inclusion)
 
 
 def side(said: list[str], sure: list[float], run_s: float = 0.01) -> Answers:

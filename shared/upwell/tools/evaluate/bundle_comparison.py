@@ -207,7 +207,7 @@ def compare(
     Higher is better throughout: accuracy for classes, COCO's mAP for boxes, and minus the mean absolute error for
     numbers. `share_up` is the share that would go up at the same risk, for classes.
     """
-    inclusion = weights_of([case.facts.inclusion for case in cases])
+    inclusion = weights_of([case.chance for case in cases])
     truth = cases[0].truth
     compared = average if a.digest == b.digest else paired  # the same model certainly does not differ
     document: dict[str, Any] = {

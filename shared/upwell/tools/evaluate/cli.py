@@ -82,7 +82,7 @@ def evaluate(
         raise ConfigError.at(None, "policy and link options need --log")
     scene = None if log is None else read_scene(log, trace, uplink, rtt, START)
     local = Policy() if policy is None else load_yaml(policy, Policy)
-    name, judged, settings, unlabelled = _judged(cases, model, by_cloud=cloud_is_right)
+    name, judged, settings, unlabelled, unseen = _judged(cases, model, by_cloud=cloud_is_right)
     logged = {name} if scene is None else {one.line.model for one in scene.requests}
     if name not in logged:
         raise ConfigError.at(log, f"it has no request of {name!r}; it has some of {', '.join(sorted(logged))}", "--log")
@@ -93,10 +93,10 @@ def evaluate(
         trial = EvaluationRun([case.facts for case in judged], read, settings, names, lambda: bar.advance(task))
         before, after = (answers_of(side.path, trial) for side in sides)
     document = compare(before, after, judged, names, group, risk)
-    document |= {"without_label": unlabelled, "covers": _covered(judged)}
+    document |= {"without_label": unlabelled, "covers": _covered(judged, unseen)}
     if scene is not None:
         replay = Replay(scene, name, (sides[0].policy_over(local), sides[1].policy_over(local)))
-        inclusion = weights_of([case.facts.inclusion for case in judged])
+        inclusion = weights_of([case.chance for case in judged])
         document["replay"] = replayed(replay, (before, after), judged, inclusion)
     low = document["difference"]["low"]
     passes = low is not None and low >= -allowed
@@ -154,9 +154,9 @@ def _sides(paths: tuple[Path, Path], model: str, releases: _Releases, unpacked: 
     return found[0], found[1]
 
 
-def _judged(cases: Path, model: str, *, by_cloud: bool) -> tuple[str, list[Judged], HardSettings, int]:
-    """The model, its evaluation cases with a known correct answer, how hardness is measured, and the number of other
-    cases. Raises `ConfigError`.
+def _judged(cases: Path, model: str, *, by_cloud: bool) -> tuple[str, list[Judged], HardSettings, int, float]:
+    """The model, its evaluation cases with a known correct answer, how hardness is measured, the number of other
+    cases, and the share of the requests that no case stands for. Raises `ConfigError`.
     """
     source = open_source(cases)
     every = [facts for facts in source.facts() if facts.is_evaluated]
@@ -169,7 +169,7 @@ def _judged(cases: Path, model: str, *, by_cloud: bool) -> tuple[str, list[Judge
         raise ConfigError.at(cases, f"these are cases of {', '.join(models)}; choose one with --model")
     with progress() as bar, source.reading() as read:
         tracked = bar.track(found, description="answers")
-        judged = truths(tracked, read_labels(source.folder), read, by_cloud=by_cloud)
+        judged, unseen = truths(tracked, read_labels(source.folder), read, by_cloud=by_cloud)
     if not judged:
         raise ConfigError.at(
             cases,
@@ -186,7 +186,7 @@ def _judged(cases: Path, model: str, *, by_cloud: bool) -> tuple[str, list[Judge
             support=hard.support,
             hidden_slope=hard.hidden_slope,
         )
-    return models[0], judged, settings, len(found) - len(judged)
+    return models[0], judged, settings, len(found) - len(judged), unseen
 
 
 _REPLAYED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
@@ -198,9 +198,10 @@ _REPLAYED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 }
 
 
-def _covered(judged: list[Judged]) -> str:
+def _covered(judged: list[Judged], unseen: float) -> str:
     """Which requests the evaluation set represents: audits never sample a row that goes to the cloud."""
-    return "all requests" if all(case.facts.sample > 0 for case in judged) else "requests that the device kept"
+    which = "all requests" if all(case.facts.sample > 0 for case in judged) else "requests that the device kept"
+    return f"{1 - unseen:.1%} of {which}" if unseen else which
 
 
 def _show(document: dict[str, Any]) -> None:

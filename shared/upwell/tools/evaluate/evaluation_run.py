@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,11 +28,14 @@ _NO_BOXES = np.zeros((0, 6))
 
 @dataclass(frozen=True)
 class Judged:
-    """A case with its correct answer, and whether that is the cloud's; None if unknown."""
+    """A case with its correct answer, the cloud's answer, if there is one, and the probability with which a request
+    like it became a case with a known correct answer.
+    """
 
     facts: CaseFacts
     truth: Label
     cloud: Label | None
+    chance: float
 
 
 @dataclass
@@ -133,15 +137,33 @@ def is_right(said: Label | None, truth: Label) -> bool:
 
 def truths(
     cases: Iterable[CaseFacts], labels: Mapping[str, Label], read: Callable[[str], CollectedCase], *, by_cloud: bool
-) -> list[Judged]:
-    """The cases with a known correct answer: by people, or with `by_cloud` by the cloud if no person gave one."""
-    found = []
+) -> tuple[list[Judged], float]:
+    """The cases with a known correct answer: by people, or with `by_cloud` by the cloud if no person gave one; and the
+    share of the requests for which none of them stands.
+
+    The cloud has answered each hard row, but few of those that the device kept. So a case's chance π falls by the share
+    of the cases decided alike, each counted 1/π times, whose correct answer is known (a weighting-class adjustment;
+    Little 1986).
+    """
+    found: list[tuple[CaseFacts, Label, Label | None]] = []
+    every: dict[Hashable, float] = defaultdict(float)
+    known: dict[Hashable, float] = defaultdict(float)
     for facts in cases:
         output = facts.signature.answer
         said = None
         if output is not None and (by_cloud or facts.id in labels):
             said = answer_label(output, read(facts.id).cloud_outputs())
         truth = labels.get(facts.id) or (said if by_cloud else None)
+        every[_decided(facts)] += 1 / facts.inclusion
         if truth is not None:
-            found.append(Judged(facts, truth, said))
-    return found
+            found.append((facts, truth, said))
+            known[_decided(facts)] += 1 / facts.inclusion
+    judged = [
+        Judged(facts, truth, said, facts.inclusion * known[_decided(facts)] / every[_decided(facts)])
+        for facts, truth, said in found
+    ]
+    return judged, sum(every[one] for one in every.keys() - known.keys()) / max(sum(every.values()), 1.0)
+
+
+def _decided(facts: CaseFacts) -> Hashable:
+    return facts.route, facts.reason, facts.is_hard
