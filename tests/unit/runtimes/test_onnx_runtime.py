@@ -7,6 +7,7 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper
 
@@ -14,6 +15,7 @@ from tests.unit.models_for_tests import (
     identity,
     linear_elsewhere,
     linear_weights,
+    refer,
     save,
     tensor,
     two_in_two_out,
@@ -180,6 +182,20 @@ def test_weights_beside_the_model_are_read(tmp_path: Path, location: str) -> Non
     x = np.ones((1, 8), np.float32)
     scores = OnnxRuntime(linear_elsewhere(tmp_path, location)).run({"x": x})["scores"]
     np.testing.assert_allclose(scores, x @ weights + bias, rtol=1e-4)
+
+
+def test_a_running_model_does_not_see_what_is_written_over_its_weights(tmp_path: Path) -> None:
+    """As when a new model is copied over it. A mapping of the file would change the answers, or end the process."""
+    table = np.ones((1000, 16), np.float32)
+    (tmp_path / "weights.bin").write_bytes(table.tobytes())
+    node = helper.make_node("Gather", ["table", "rows"], ["y"])  # its weights are not packed into other memory
+    path = save(tmp_path / "m.onnx", [node], [tensor("rows", [2], "INT64")], [tensor("y", [2, 16])], {"table": table})
+    model = onnx.load(str(path))
+    refer(model.graph.initializer[0], "weights.bin")
+    path.write_bytes(model.SerializeToString())
+    runtime = OnnxRuntime(path)
+    (tmp_path / "weights.bin").write_bytes((7 * table).tobytes())
+    np.testing.assert_array_equal(runtime.run({"rows": np.array([0, 999])})["y"], np.ones((2, 16)))
 
 
 @pytest.mark.parametrize("location", ["../secret.bin", "gone.bin", "\0"])

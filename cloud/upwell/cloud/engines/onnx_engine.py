@@ -1,15 +1,8 @@
-"""ONNX Runtime: the default engine, its sessions, and the choice of execution providers and their order.
-
-External weights are copied into memory when the model is opened: ONNX Runtime on the CPU maps such files and serves
-from the mapping, so copying new weights over old ones would change the answers of the running model, or end the service
-with a bus error while the file is shorter.
-"""
+"""ONNX Runtime: the default engine, its sessions, and the choice of execution providers and their order."""
 
 from __future__ import annotations
 
 import logging
-import mmap
-import os
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,11 +18,10 @@ from upwell.cloud.engines.device_loss import run_error
 from upwell.cloud.engines.error_text import onnxruntime_reason
 from upwell.cloud.engines.model_settings import AUTOMATIC, ModelSettings
 from upwell.cloud.engines.onnxruntime_import import InvalidArgument, onnxruntime, openvino_devices
-from upwell.cloud.engines.trusted_files import MAX_COPIED_BYTES
 from upwell.shared.errors import InvalidRequest, ModelFailed
-from upwell.shared.files import open_plain
-from upwell.shared.formats.onnx.file import BadOnnxFile, external_places, foreign_operators
+from upwell.shared.formats.onnx.file import BadOnnxFile, foreign_operators
 from upwell.shared.formats.onnx.tensor_types import DATATYPES, UnsupportedTensor, bytes_of, spec_of, text_of
+from upwell.shared.formats.onnx.weights_in_memory import weights_in_memory
 from upwell.shared.tensors import Array, TensorSpec
 
 CPU = "CPUExecutionProvider"
@@ -57,11 +49,6 @@ _OF_DEVICE: Mapping[str, tuple[str, ...]] = {
 }
 _BESIDE: Mapping[str, str] = {"TensorrtExecutionProvider": CUDA}
 """Secondary providers for nodes that a provider leaves, before the CPU."""
-
-_METHOD = "add_external_initializers_from_files_in_memory"
-
-_MAX_FILE_BYTES = (1 << 31) - 1
-"""Maximum size of a tensor in memory (bytes); a larger file is left to ONNX Runtime, which maps it."""
 
 _LOG_FATAL = 4
 """Log level of sessions, whose errors come as exceptions: they would also be written to standard error, bypassing our
@@ -166,34 +153,16 @@ def _how(name: str) -> str:
 
 
 @contextmanager
-def copied_weights(options: Any, path: Path) -> Iterator[None]:
-    """Make a session with these `options` copy the weights of the model at `path` within the block.
-
-    The offsets are checked against the file sizes. ONNX Runtime before 1.24 cannot copy, and maps. Raises `ModelFailed`
-    if a file cannot be read or lies outside the model's folder.
-    """
+def _copied_weights(options: Any, path: Path) -> Iterator[None]:
+    """`weights_in_memory`. Raises `ModelFailed` if a file cannot be read or lies outside the model's folder."""
     with ExitStack() as held:
         try:
-            places = external_places(path)
-            files = dict(_contents(places, held)) if hasattr(options, _METHOD) else {}
+            held.enter_context(weights_in_memory(options, path))
         except BadOnnxFile as error:
             raise ModelFailed(f"ONNX Runtime cannot load {path.name}: {error}") from None
         except OSError as error:
             raise ModelFailed(f"weights of {path.name} cannot be read: {error.strerror}") from error
-        if files:
-            getattr(options, _METHOD)(list(files), list(files.values()), [len(data) for data in files.values()])
         yield
-
-
-def _contents(places: Mapping[str, Path], held: ExitStack) -> Iterator[tuple[str, bytes | mmap.mmap]]:
-    """Each location named in the model, with the file's content."""
-    for location, weights in places.items():
-        with open_plain(weights) as file:
-            size = os.fstat(file.fileno()).st_size
-            if 0 < size <= MAX_COPIED_BYTES:
-                yield location, file.read(MAX_COPIED_BYTES)
-            elif 0 < size <= _MAX_FILE_BYTES:
-                yield location, held.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 _WITH_DEVICE_ID = tuple(
@@ -273,7 +242,7 @@ def _create(path: Path, settings: ModelSettings, chain: Sequence[str]) -> Any:
     if CUDA in chain and hasattr(onnxruntime, "preload_dlls"):
         onnxruntime.preload_dlls()  # otherwise it does not find CUDA libraries installed by pip
     providers = [(one, _options_of(one, settings.device)) for one in chain]
-    with copied_weights(options, path) if is_on_cpu else nullcontext():  # other providers handle them on their own
+    with _copied_weights(options, path) if is_on_cpu else nullcontext():  # other providers handle them on their own
         try:
             return onnxruntime.InferenceSession(str(path), options, providers=providers, **_NO_FALLBACK)
         except Exception as error:  # ONNX Runtime's exceptions have no common base

@@ -33,6 +33,7 @@ from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOpti
 from upwell.shared.errors import ConfigError
 from upwell.shared.formats.onnx.file import BadOnnxFile
 from upwell.shared.formats.onnx.graph import read_graph
+from upwell.shared.formats.onnx.weights_in_memory import weights_in_memory
 
 _TOOL = "python -m onnxruntime.tools.make_dynamic_shape_fixed"
 _FLOAT16 = 10
@@ -129,7 +130,8 @@ def open_on_cpu(path: Path, options: RuntimeOptions) -> tuple[Any, Placement]:
     """Open a session on the CPU. Raises `ConfigError` if the model cannot be loaded."""
     settings = session_options(path, options, cpu_settings(path))
     try:
-        session = onnxruntime.InferenceSession(str(path), settings, providers=[CPU], **_NO_FALLBACK)
+        with weights_in_memory(settings, path):
+            session = onnxruntime.InferenceSession(str(path), settings, providers=[CPU], **_NO_FALLBACK)
     except Exception as error:  # noqa: BLE001 (ONNX Runtime's errors share no base class)
         raise ConfigError.at(path, f"ONNX Runtime cannot load the model: {plain_text(error)}") from None
     nodes = assigned_nodes(session) if records_assignment() else ()

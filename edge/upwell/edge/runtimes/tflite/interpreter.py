@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -163,22 +162,44 @@ class OpenModel:
         self._shapes.update(changed)
 
 
+@dataclass(frozen=True)
+class ModelFile:
+    """A model file, copied into memory.
+
+    The packages map a file and read weights from it in every run, so copying a new model over the old one would change
+    the answers of the running model, or end the process with a bus error while the file is shorter.
+    """
+
+    path: Path
+    content: bytes = field(repr=False)
+
+
+def read_file(package: TflitePackage, path: Path) -> ModelFile:
+    """Read the model at `path`. Raises `ConfigError` if it is missing, names other files or, for `tflite_runtime`, is
+    broken."""
+    check_file(path)
+    with open_plain(path) as file:
+        content = file.read()
+    _check_contents(path, content, is_all=package.name == "tflite_runtime")
+    return ModelFile(path, content)
+
+
 def open_model(
-    package: TflitePackage, path: Path, options: RuntimeOptions, accelerator: AcceleratorOptions | None
+    package: TflitePackage, file: ModelFile, options: RuntimeOptions, accelerator: AcceleratorOptions | None
 ) -> OpenModel:
-    """Open the model at `path`, with the delegate of `accelerator` or, for None, on the CPU (XNNPACK and kernels).
+    """Open the model in `file`, with the delegate of `accelerator` or, for None, on the CPU (XNNPACK and kernels).
 
     Raises `ConfigError` if the model cannot be run, and `AcceleratorNotUsable` if it cannot be run with the delegate,
     or if that does not take the required nodes.
     """
-    interpreter, nodes = open_nodes(package, path, options, accelerator)
+    interpreter, nodes = open_nodes(package, file, options, accelerator)
     if accelerator is None:
         placement = Placement(nodes=len(nodes))
     else:
         left = tuple(node.name for node in nodes if node.partition is None)
         placement = from_nodes(accelerator, len(nodes), left)
         judge(accelerator, placement)
-    with _refusals(package, path, accelerator):
+    with _refusals(package, file.path, accelerator):
         opened = OpenModel(interpreter, placement, options.batch)
         for port in opened.inputs:
             # Some datatypes are described but not supported (INT4, UINT16 in tflite_runtime): find out now.
@@ -187,24 +208,22 @@ def open_model(
 
 
 def open_nodes(
-    package: TflitePackage, path: Path, options: RuntimeOptions, accelerator: AcceleratorOptions | None
+    package: TflitePackage, file: ModelFile, options: RuntimeOptions, accelerator: AcceleratorOptions | None
 ) -> tuple[Any, tuple[NodeCover, ...]]:
     """An interpreter with allocated tensors, and its nodes with the partitions of the delegate of `accelerator`.
 
     Raises as `open_model` does, but does not judge the placement.
     """
-    check_file(path)
-    _check_contents(path, is_all=package.name == "tflite_runtime")
     own = accelerator is not None and accelerator.provider == XNNPACK and accelerator.library is None
     delegates = [] if accelerator is None or own else [_load_delegate(package, accelerator)]
-    with _refusals(package, path, accelerator):
+    with _refusals(package, file.path, accelerator):
         interpreter = package.interpreter.Interpreter(
-            model_path=str(path),
+            model_content=file.content,
             experimental_delegates=delegates if options.batch is None else [],
             num_threads=options.thread_count,
         )
         if options.batch is not None:
-            _fix_batch(path, interpreter, options.batch)
+            _fix_batch(file.path, interpreter, options.batch)
             apply_delegates(interpreter, delegates)
         # Before the first allocation every DELEGATE node is ours; XNNPACK takes remaining nodes during it.
         nodes = () if own else walk(interpreter)
@@ -214,10 +233,9 @@ def open_nodes(
 
 def describe(package: TflitePackage, path: Path) -> tuple[Sequence[Port], Sequence[Port], Sequence[NodeCover]]:
     """Inputs, outputs and nodes of a model, even one that cannot run on the CPU (compiled for an accelerator)."""
-    check_file(path)
-    _check_contents(path, is_all=False)
+    content = read_file(package, path).content
     with _refusals(package, path, None):
-        interpreter = package.interpreter.Interpreter(model_path=str(path))
+        interpreter = package.interpreter.Interpreter(model_content=content)
         return *ports_of(interpreter), walk(interpreter)
 
 
@@ -242,17 +260,16 @@ def _fix_batch(path: Path, interpreter: Any, batch: int) -> None:
         interpreter.resize_tensor_input(one["index"], (batch, *one["shape"][1:]), strict=True)
 
 
-def _check_contents(path: Path, *, is_all: bool) -> None:
+def _check_contents(path: Path, content: bytes, *, is_all: bool) -> None:
     """Refuse a model that refers to other files, and with `is_all` one with parts beyond the file's end."""
-    with open_plain(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        try:
-            if is_all:
-                read_model(data)
-            is_whole = not names_other_files(data)
-        except BadTfliteFile as error:
-            if not is_all:
-                return  # the package checks it, with its own message
-            raise ConfigError.at(path, f"the model file cannot be read: {error}") from None
+    try:
+        if is_all:
+            read_model(content)
+        is_whole = not names_other_files(content)
+    except BadTfliteFile as error:
+        if not is_all:
+            return  # the package checks it, with its own message
+        raise ConfigError.at(path, f"the model file cannot be read: {error}") from None
     if not is_whole:
         raise ConfigError.at(path, "its weights are in other files, which is not supported; convert it into one file")
 

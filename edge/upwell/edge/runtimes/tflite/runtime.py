@@ -19,6 +19,7 @@ from upwell.edge.runtimes.tflite.interpreter import (
     one_line,
     open_model,
     open_nodes,
+    read_file,
 )
 from upwell.edge.runtimes.tflite.tflite_package import find_package
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed
@@ -89,8 +90,8 @@ class TfliteRuntime:
     takes no node of the main graph, or not every node with `require: must`. The evidence is taken at loading; a new
     input shape is not judged again.
 
-    A delegate that fails later raises `AcceleratorFailed`. The interpreters share only the model file, which each maps
-    into memory.
+    A delegate that fails later raises `AcceleratorFailed`. The interpreters share only the content of the model
+    file.
     """
 
     name: str = "tflite"
@@ -98,9 +99,9 @@ class TfliteRuntime:
     def __init__(
         self, path: Path, options: RuntimeOptions | None = None, accelerator: AcceleratorOptions | None = None
     ) -> None:
-        self._path = path
         self._options = options or RuntimeOptions()
         self._package = find_package(self._options.package)
+        self._file = read_file(self._package, path)
         self.version = self._package.version
         self._accelerator = accelerator
         self.instances = self._options.instance_count if accelerator is None else self._options.instances or 1
@@ -134,7 +135,7 @@ class TfliteRuntime:
         self._pool.close()
 
     def _open(self) -> OpenModel:
-        return open_model(self._package, self._path, self._options, self._accelerator)
+        return open_model(self._package, self._file, self._options, self._accelerator)
 
     def _open_again(self) -> OpenModel:
         """Open the model after a failure."""
@@ -151,7 +152,7 @@ class TfliteRuntime:
         if isinstance(error, ShapesRefused):
             shapes = ", ".join(f"{name!r} {list(array.shape)}" for name, array in inputs.items())
             return InvalidRequest(f"the model does not accept these shapes together: {shapes} ({one_line(error)})")
-        return ModelFailed(f"{self._path.name}: {one_line(error)}")
+        return ModelFailed(f"{self._file.path.name}: {one_line(error)}")
 
 
 def coverage_of(path: Path, options: RuntimeOptions, accelerator: AcceleratorOptions) -> Coverage:
@@ -166,7 +167,7 @@ def coverage_of(path: Path, options: RuntimeOptions, accelerator: AcceleratorOpt
     if accelerator.provider == LITERT_NPU:
         return _compiled(path, options, accelerator)
     package = find_package(options.package)
-    _, nodes = open_nodes(package, path, options, accelerator)
+    _, nodes = open_nodes(package, read_file(package, path), options, accelerator)
     return Coverage(accelerator.provider, package.version, "delegate walk", nodes)
 
 
