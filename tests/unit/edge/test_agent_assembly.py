@@ -134,6 +134,42 @@ def test_a_model_that_cannot_run_is_refused_by_name(tmp_path: Path) -> None:
         embedded_agent(written(tmp_path, models={"m": {"edge": {"file": "m.onnx"}}}))
 
 
+def pooled(path: Path, shape: list[Any], kernel: list[int], reshape: list[int]) -> Path:
+    """A convolution over the dimensions after the channels, whose result is given the shape `reshape`."""
+    from onnx import helper
+
+    nodes = [
+        helper.make_node("Conv", ["x", "weights"], ["found"]),
+        helper.make_node("Reshape", ["found", "shape"], ["y"]),
+    ]
+    weights = np.ones((2, shape[1], *kernel), np.float32)
+    constants = {"weights": weights, "shape": np.array(reshape, np.int64)}
+    return save(path, nodes, [tensor("x", shape)], [tensor("y", [None] * len(reshape))], constants)
+
+
+@pytest.mark.parametrize(
+    ("shape", "kernel"),
+    [(["rows", 1, "samples"], [400]), (["rows", 3, "height", "width"], [5, 5]), (["rows", 3, "h", 64], [40, 5])],
+)
+def test_a_model_that_refuses_dimensions_of_1_is_tried_with_larger_ones(
+    tmp_path: Path, shape: list[Any], kernel: list[int]
+) -> None:
+    pooled(tmp_path / "m.onnx", shape, kernel, [0, -1])
+    with embedded_agent(written(tmp_path, models={"m": {"edge": {"file": "m.onnx"}}})) as agent:
+        assert len(agent.router.state.edge["m"].windows[1].samples_s) == WARM_UP_RUNS
+        request = np.ones([1 if i == 0 else 500 if isinstance(d, str) else d for i, d in enumerate(shape)], np.float32)
+        assert agent.infer("m", {"x": request}).outputs["y"].shape[0] == 1
+
+
+def test_a_model_that_takes_one_size_alone_is_tried_with_what_its_description_makes(tmp_path: Path) -> None:
+    pooled(tmp_path / "model.onnx", ["rows", 3, "height", "width"], [5, 5], [0, 2 * 8 * 8])
+    steps = {"pre": [{"decode": "image"}, {"resize": {"to": [12, 12]}}, {"normalize": {}}, {"layout": "NCHW"}]}
+    signature = {"inputs": {"image": {"kind": "image"}}, "outputs": {"y": {"kind": "tensor"}}}
+    (tmp_path / "model.yaml").write_text(json.dumps({"version": 1, "signature": signature, **steps}))
+    with embedded_agent(written(tmp_path, models={"m": {"edge": {"bundle": "."}}})) as agent:
+        assert agent.infer("m", {"image": np.ones((2, 9, 7, 3), np.uint8)}).outputs["y"].shape == (2, 128)
+
+
 @pytest.mark.parametrize(("what", "content"), [("policy", "rules: 5"), ("models", "{")])
 def test_after_a_refusal_nothing_stays_locked_or_running(tmp_path: Path, what: str, content: str) -> None:
     good = bundle(tmp_path)

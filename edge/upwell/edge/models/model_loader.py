@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 from upwell.edge.bundle.bundle import DESCRIPTION_NAME, GOLDEN_NAME, Bundle
 from upwell.edge.bundle.output_tolerances import Tolerances
 from upwell.edge.models.edge_model import CheckedBy, EdgeModel, LoadReport, ModelSource, RuntimeAttempt, State
+from upwell.edge.models.first_run import first_run
 from upwell.edge.models.model_config import EdgeSide
 from upwell.edge.models.runtime_candidates import Candidate, ModelFiles, accelerated, files_of, is_there, on_cpu
 from upwell.edge.runtimes.base import Runtime
-from upwell.edge.runtimes.input_check import blank
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.shared.errors import ConfigError, Problem, UpwellError
@@ -267,7 +267,7 @@ class Loader:
         try:
             batch = candidate.options.batch
             processor = self._processor(runtime, batch)
-            warm_up_s = self._first_run_s(runtime)
+            warm_up_s = self._first_run_s(runtime, processor)
             checked_by = self._test(candidate, processor, runtime)
         except BaseException:
             runtime.close()
@@ -299,12 +299,11 @@ class Loader:
             return exact
         return processor
 
-    def _first_run_s(self, runtime: Runtime) -> float:
+    def _first_run_s(self, runtime: Runtime, processor: Processor) -> float:
         """Seconds of a first run on zeros, which pays for lazy initialization. Raises `ConfigError` if it fails."""
-        zeros = {spec.name: blank(spec.datatype, spec.shape) for spec in runtime.inputs}
         started_s = time.monotonic()
         try:
-            runtime.run(zeros)
+            first_run(runtime, processor)
         except UpwellError as error:
             raise ConfigError.at(None, f"the model fails on a run with zeros: {error}", self._key) from None
         return time.monotonic() - started_s

@@ -1,15 +1,22 @@
-"""Checks of the model file, once, and of the inputs of every run, in well under a microsecond each."""
+"""Checks of the model file, once, and of the inputs of every run, in well under a microsecond each; blank inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
-from upwell.shared.errors import ConfigError, InvalidRequest
+from upwell.edge.runtimes.base import Runtime
+from upwell.shared.errors import ConfigError, InvalidRequest, UpwellError
 from upwell.shared.files import open_plain
 from upwell.shared.tensors import Array, TensorSpec, numpy_dtype
+
+_LARGER_SIZES = (32, 224, 16_000)
+"""For dimensions that vary: a convolution refuses less than its own width, and those of sound are wide."""
+_MOST_VALUES = 1 << 16
+"""The largest product of the dimensions of an input that vary."""
 
 
 def check_file(path: Path) -> None:
@@ -94,3 +101,31 @@ def blank(datatype: str, shape: Sequence[int]) -> Array:
     """Zeros, or empty strings for BYTES, with 1 for each dynamic dimension."""
     sizes = [1 if size < 0 else size for size in shape]
     return np.full(sizes, b"", np.object_) if datatype == "BYTES" else np.zeros(sizes, numpy_dtype(datatype))
+
+
+def run_on_zeros(runtime: Runtime) -> dict[str, Array]:
+    """Run one row of zeros, and return them.
+
+    Other dimensions that vary are 1 or, where the model refuses that, the first of 32, 224 and 16,000 that it takes.
+    Raises what `run` raises for 1 if it takes none.
+    """
+    zeros = _zeros(runtime, 1)
+    try:
+        runtime.run(zeros)
+    except UpwellError:
+        varying = max((spec.shape[1:].count(-1) for spec in runtime.inputs), default=0)
+        for size in _LARGER_SIZES if varying else ():
+            if size**varying <= _MOST_VALUES:
+                zeros = _zeros(runtime, size)
+                with suppress(UpwellError):
+                    runtime.run(zeros)
+                    return zeros
+        raise
+    return zeros
+
+
+def _zeros(runtime: Runtime, size: int) -> dict[str, Array]:
+    return {
+        spec.name: blank(spec.datatype, [*spec.shape[:1], *(size if one < 0 else one for one in spec.shape[1:])])
+        for spec in runtime.inputs
+    }

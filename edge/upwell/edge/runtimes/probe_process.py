@@ -24,7 +24,7 @@ from typing import IO, Any
 
 from upwell.edge.runtimes import device_lock
 from upwell.edge.runtimes.device_lock import DeviceBusy, DeviceLock
-from upwell.edge.runtimes.input_check import blank
+from upwell.edge.runtimes.input_check import run_on_zeros
 from upwell.edge.runtimes.placement import AcceleratorNotUsable
 from upwell.edge.runtimes.runtime_loader import load_runtime
 from upwell.edge.runtimes.runtime_options import AcceleratorOptions, RuntimeOptions, located
@@ -335,7 +335,7 @@ def _open_and_run(request: dict[str, Any]) -> str:
             None if accelerator is None else AcceleratorOptions.model_validate(accelerator),
             cache_dir=None if cache_dir is None else Path(cache_dir),
         )
-        runtime.run({spec.name: blank(spec.datatype, spec.shape) for spec in runtime.inputs})
+        run_on_zeros(runtime)
     except (AcceleratorNotUsable, UpwellError) as error:
         return str(error)
     return "" if accelerator is None else runtime.placement.reason

@@ -15,17 +15,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from upwell.edge.bundle.bundle import Bundle
 from upwell.edge.config import AgentConfig, CloudSection, SpoolSection
 from upwell.edge.models.edge_model import EdgeModel, EdgeRun
+from upwell.edge.models.first_run import blank_request
 from upwell.edge.models.model_config import ModelSection
 from upwell.edge.models.plausible_outputs import implausible
 from upwell.edge.observe.agent_health import release_part
 from upwell.edge.policy.periodic_jobs import PeriodicJobs
 from upwell.edge.policy.policy_file import check_policy
-from upwell.edge.runtimes.input_check import blank
+from upwell.edge.runtimes.input_check import run_on_zeros
 from upwell.edge.runtimes.runtime_options import MAX_DEFAULT_THREADS
 from upwell.edge.server.agent_core import AgentCore, AgentParts
 from upwell.edge.server.state_dir import StateDir
@@ -37,7 +36,6 @@ from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, ExtraMissing, InvalidRequest, ModelFailed, Problem, UpwellError
 from upwell.shared.platform.cpu_cores import usable_cores
 from upwell.shared.routing.policy.policy import Policy
-from upwell.shared.signature.signature import LogicalInput
 from upwell.shared.tensors import Array
 
 if TYPE_CHECKING:  # imported where agent.yaml asks for them, since that takes long
@@ -58,8 +56,6 @@ WARM_UP_RUNS = 5
 
 FOR_OTHER_CALLERS = ("listen", "listen_http", "tls", "tokens", "insecure", "limits", "max_requests", "log")
 """Keys of `agent` that have no effect in a program that embeds the agent."""
-
-_BLANK_PICTURE = np.zeros((1, 224, 224, 3), np.uint8)
 
 _log = logging.getLogger(__name__)
 
@@ -411,21 +407,12 @@ def _warn_of_unknown_models(policy: Policy, config: AgentConfig) -> None:
         _log.warning("%s names model %r, which this agent does not serve", config.policy, name)
 
 
-def _example(one: LogicalInput) -> Array:
-    if one.kind in ("text", "record"):
-        from upwell.shared.signature.tokenization import synthetic_bytes
-
-        return synthetic_bytes(one, 1, np.random.default_rng(0))
-    return _BLANK_PICTURE if one.kind == "image" else blank(one.spec.datatype, one.spec.shape)
-
-
 def warm_up(name: str, edge: EdgeModel) -> None:
     """Run the model on zeros, and measure the time of a request. Raises `ConfigError` if it cannot run."""
-    zeros = {spec.name: blank(spec.datatype, spec.shape) for spec in edge.runtime.inputs}
-    empty = {one.name: _example(one) for one in edge.signature.inputs}
+    empty = blank_request(edge.signature)
     try:
-        edge.runtime.run(zeros)  # does lazy initialization, so it is not measured
-        runs = [_timed_run(edge, empty, zeros) for _ in range(WARM_UP_RUNS)]
+        _timed_run(edge, empty)  # does lazy initialization, so it does not count
+        runs = [_timed_run(edge, empty) for _ in range(WARM_UP_RUNS)]
     except UpwellError as error:
         raise ConfigError.at(None, f"the model fails on a run with zeros: {error}", f"models.{name}.edge") from None
     edge.durations_s = [run.duration_s for run in runs]
@@ -436,11 +423,12 @@ def warm_up(name: str, edge: EdgeModel) -> None:
             _log.warning("model %s: on a run with zeros %s", name, remark)
 
 
-def _timed_run(edge: EdgeModel, empty: Mapping[str, Array], zeros: Mapping[str, Array]) -> EdgeRun:
+def _timed_run(edge: EdgeModel, empty: Mapping[str, Array]) -> EdgeRun:
     """Time a whole request, or just the model (without outputs) if its processing does not accept a blank request."""
     try:
         return edge.run_now(empty)
     except (InvalidRequest, ModelFailed):
+        zeros = run_on_zeros(edge.runtime)
         started_s = time.monotonic()
         edge.runtime.run(zeros)
         return EdgeRun({}, time.monotonic() - started_s, edge.digest)
