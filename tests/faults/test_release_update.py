@@ -31,12 +31,12 @@ from upwell.edge.updates.releases.release_document import parse_document
 from upwell.edge.updates.releases.release_follower import ReleaseFollower
 from upwell.edge.updates.releases.release_source import NO_CLOCK, ReleaseSource
 from upwell.edge.updates.releases.release_start import ReleaseStart
-from upwell.edge.updates.releases.release_switching import GONE_BACK, ReleaseSurroundings
+from upwell.edge.updates.releases.release_switching import ReleaseSurroundings
 from upwell.edge.updates.releases.shadow_follower import SHADOW_NAME, ShadowFollower
 from upwell.edge.updates.sources.base import FetchFailed
 from upwell.edge.updates.sources.source_opening import open_source
 from upwell.edge.updates.update_follower import UpdatePoller
-from upwell.edge.updates.version_store import VersionStore
+from upwell.edge.updates.version_store import GONE_BACK, VersionStore
 from upwell.shared.errors import ConfigError
 from upwell.shared.routing.policy.policy import Policy
 from upwell.tools.release.repository_editor import mirror

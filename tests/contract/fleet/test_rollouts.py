@@ -64,7 +64,7 @@ class Counting:
         self._since_unix_s, self._requests, self._late = time.time(), 0, 0
 
     def _packages(self) -> opamp_pb2.PackageStatuses:
-        status = opamp_pb2.PackageStatus(name=RELEASE_PACKAGE, agent_has_version=str(self.release))
+        status = opamp_pb2.PackageStatus(name=RELEASE_PACKAGE, agent_has_version=str(self.release or ""))
         if self.problem:
             status.status = opamp_pb2.PackageStatusEnum_InstallFailed
             status.error_message = self.problem
@@ -267,6 +267,38 @@ def test_an_older_rollout_is_not_taken_back_under_a_later_one(fleet: Service) ->
             one.poll()
         settle()
     assert {one.release for one in devices} == {FORMER}
+
+
+@pytest.mark.slow
+def test_a_rollout_taken_back_gives_its_group_the_former_release_back(fleet: Service) -> None:
+    """Else devices that enrol later would get the release that was taken back."""
+    devices = devices_of(fleet, 2)
+    fleet.do("PUT", "/groups/all", {"expression": "true"})
+    fleet.do("PUT", "/groups/all/release", {"release": FORMER, "not_before_unix_s": time.time()})
+    rollout = started(fleet, where=None, group="all", waves=["100%"])
+    assert until(fleet, rollout, devices, lambda one: one.poll())["phase"] == "finished"
+    assert [(one["release"], one["not_before_unix_s"]) for one in fleet.get("/groups")["groups"]] == [(NEW, None)]
+    fleet.do("POST", f"/rollouts/{rollout}/back")
+    assert [one["release"] for one in fleet.get("/groups")["groups"]] == [FORMER]
+
+
+@pytest.mark.slow
+def test_a_device_without_a_release_that_enrols_meanwhile_gets_that_of_its_group_until_its_turn(fleet: Service) -> None:
+    devices_of(fleet, 2)
+    fleet.do("PUT", "/groups/all", {"expression": "true"})
+    fleet.do("PUT", "/groups/all/release", {"release": FORMER})
+    rollout = started(fleet, where=None, group="all", waves=["1", "100%"])
+    late = Counting(fleet, "late")
+    late.release = 0
+    late.poll()
+    settle()
+    for _ in range(3):
+        late.poll()
+        settle()
+    assert (late.release, late.wished) == (FORMER, [FORMER])
+    fleet.do("POST", f"/rollouts/{rollout}/back")
+    late.poll()
+    assert (late.release, late.wished) == (FORMER, [FORMER])
 
 
 def take_back_once_it_runs(fleet: Service, devices: Sequence[Counting]) -> None:

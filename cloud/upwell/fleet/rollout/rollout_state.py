@@ -80,13 +80,16 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class RolloutPlan:
-    """The fixed part: the release (its sequence), the waves, the gate, and the hours, if any."""
+    """The fixed part: the release (its sequence), the waves, the gate, and the hours, if any. `group_release` is what
+    the group had before, None without any.
+    """
 
     id: str
     release: int
     waves: tuple[Wave, ...]
     gate: GateSettings = DEFAULT_GATE
     window: RolloutWindow | None = None
+    group_release: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, func, insert, select, update
 from upwell.fleet.errors import Conflict
 from upwell.fleet.registry.device_events import note_event
 from upwell.fleet.registry.devices import Stored, all_devices, labels_of, variables_of
-from upwell.fleet.registry.groups import FRESH_S, all_groups, membership, wanted
+from upwell.fleet.registry.groups import FRESH_S, AssignedRelease, all_groups, find_group, membership, wanted
 from upwell.fleet.rollout.rollout_state import (
     ON_NEW,
     Action,
@@ -94,8 +94,10 @@ def create(
     candidates = [RolloutDevice(one["id"], labels_of(one), last_seen(one)) for one in devices]
     dealt = deal(rollout_id, plan.waves, candidates)
     members = {one["id"]: _member(connection, one, dealt[one["id"]]) for one in devices}
+    group_release = None if target.group is None else find_group(connection, target.group)["release"]
     try:
-        rollout = begin(replace(plan, id=rollout_id), members, (), actor.now_unix_s)
+        plan = replace(plan, id=rollout_id, group_release=group_release)
+        rollout = begin(plan, members, (), actor.now_unix_s)
     except ValueError as error:
         raise InvalidRequest(f"release {plan.release} cannot be rolled out: {error}") from None
     newest = connection.scalar(select(func.max(STATISTICS.c.id))) or 0
@@ -106,7 +108,7 @@ def create(
     }  # fmt: skip
     connection.execute(insert(ROLLOUTS).values(**values))
     latest = {one["id"]: one["statistics"] for one in devices}
-    _add_members(connection, rollout_id, rollout.members, latest)
+    _add_members(connection, rollout.plan, rollout.members, latest)
     details = {"release": plan.release, "expression": target.expression, "waves": [one.text for one in plan.waves]}
     record_audit(connection, actor, "begin rollout", rollout_id, details)
     return rollout_id
@@ -315,7 +317,7 @@ def _save(
     """Write what has changed and carry out the actions, in the transaction of the step."""
     rollout_id, before = opened.row["id"], opened.rollout
     new = {name: one for name, one in after.members.items() if name not in before.members}
-    _add_members(connection, rollout_id, new, {})
+    _add_members(connection, after.plan, new, {})
     for name, member in after.members.items():
         if name in before.members and (member is not before.members[name] or name in counted):
             values: dict[str, Any] = {"state": _MEMBER.dump_python(member, mode="json")}
@@ -328,6 +330,8 @@ def _save(
             )
     for action in actions:
         _do(connection, rollout_id, opened.row["group"], after, action, now_unix_s)
+    if (before.phase, after.phase) == (RolloutPhase.FINISHED, RolloutPhase.HALTED):
+        _give_back_to_group(connection, opened.row["group"], after.plan)
     if is_settled := _is_settled(opened.row, now_unix_s):
         _leave_to_group(connection, after)
     values = {"state": _header(after), "phase": after.phase.value, "statistics_id": statistics_id}
@@ -363,6 +367,14 @@ def _leave_to_group(connection: Connection, after: Rollout) -> None:
     connection.execute(update(DEVICES).where(DEVICES.c.id.in_(by_group)).values(assigned=None))
 
 
+def _give_back_to_group(connection: Connection, group: str | None, plan: RolloutPlan) -> None:
+    """Give the group the release that it had before, unless it has another one by now: devices that enrol later must
+    not get the one that was taken back.
+    """
+    mine = (GROUPS.c.name == group, GROUPS.c.release == plan.release)
+    connection.execute(update(GROUPS).where(*mine).values(release=plan.group_release))
+
+
 def _is_followed(after: Rollout, row: Row, now_unix_s: float) -> bool:
     if not after.is_over or (after.phase is RolloutPhase.FINISHED and row["group"] is not None):
         return True
@@ -372,23 +384,29 @@ def _is_followed(after: Rollout, row: Row, now_unix_s: float) -> bool:
 
 
 def _add_members(
-    connection: Connection, rollout_id: str, members: Mapping[str, Member], counted: Mapping[str, Any]
+    connection: Connection, plan: RolloutPlan, members: Mapping[str, Member], counted: Mapping[str, Any]
 ) -> None:
     if not members:
         return
     rows = [
-        {"rollout_id": rollout_id, "device_id": name, "state": _MEMBER.dump_python(one, mode="json"),
+        {"rollout_id": plan.id, "device_id": name, "state": _MEMBER.dump_python(one, mode="json"),
          "counted": counted.get(name)}
         for name, one in members.items()
     ]  # fmt: skip
     connection.execute(insert(ROLLOUT_MEMBERS), rows)
-    connection.execute(update(DEVICES).where(DEVICES.c.id.in_(list(members))).values(rollout=rollout_id))
-    # Without an assignment a device would take the newest release: those that wait must keep what they have, unless
-    # they are on their way back from a halted release.
-    ways_back = set(connection.scalars(select(DEVICES.c.id).where(DEVICES.c.assigned < DEVICES.c.release)))
-    for former in {one.former for one in members.values()}:
-        kept = [name for name, one in members.items() if one.former == former and name not in ways_back]
-        _assign(connection, kept, former or OWN)
+    connection.execute(update(DEVICES).where(DEVICES.c.id.in_(list(members))).values(rollout=plan.id))
+    # Without an assignment a device would take the newest release: those that wait must keep what they have, or if they
+    # have none yet, go on to what their groups want, unless they are on their way back from a halted release.
+    of_groups = [one for one in all_groups(connection) if one["release"] is not None]
+    kept: dict[AssignedRelease, list[str]] = {}
+    for device in all_rows(connection, select(DEVICES).where(DEVICES.c.id.in_(list(members)))):
+        assigned, former = device["assigned"], members[device["id"]].former
+        if assigned is None or device["release"] is None or assigned >= device["release"]:
+            found = AssignedRelease() if former else wanted(device, of_groups)
+            is_former = found.release is not None and found.release < plan.release
+            kept.setdefault(found if is_former else AssignedRelease(former or OWN), []).append(device["id"])
+    for found, names in kept.items():
+        _assign(connection, names, found.release, found.not_before_unix_s)
 
 
 def _do(
@@ -411,11 +429,13 @@ def _do(
         kept = [name for name, one in after.members.items() if one.stage is not Stage.FAILED]
         _assign(connection, kept, action.release)
         if group is not None:
-            connection.execute(update(GROUPS).where(GROUPS.c.name == group).values(release=action.release))
+            finished = {"release": action.release, "not_before_unix_s": None}
+            connection.execute(update(GROUPS).where(GROUPS.c.name == group).values(**finished))
         record_audit(connection, replace(GATE, now_unix_s=now_unix_s), "finish rollout", rollout_id)
 
 
-def _assign(connection: Connection, devices: Sequence[str], release: int | None) -> None:
-    connection.execute(
-        update(DEVICES).where(DEVICES.c.id.in_(devices)).values(assigned=release, assigned_not_before_unix_s=None)
-    )
+def _assign(
+    connection: Connection, devices: Sequence[str], release: int | None, not_before_unix_s: float | None = None
+) -> None:
+    chosen = update(DEVICES).where(DEVICES.c.id.in_(devices))
+    connection.execute(chosen.values(assigned=release, assigned_not_before_unix_s=not_before_unix_s))

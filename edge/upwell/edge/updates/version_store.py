@@ -48,6 +48,10 @@ INCOMING_NAME = "incoming"
 _DRAFT_NAME = ".new"
 _MOST_BLOCKED = 100
 _MOST_TRIES = 3
+GONE_BACK = "the previous release was chosen"
+"""The reason for not installing a release again after going back from it, unless it is chosen again. It stands in
+state.json and is compared there, so it must not be reworded.
+"""
 STAYS_S = 60.0
 """A version that was served for so long did not fail if the device then lost its power."""
 _LONGEST_REASON = 500
@@ -240,7 +244,8 @@ class VersionStore:
                 self._record.keep({"is_on_trial": False, "proven": max(version, self.state.proven)})
 
     def block(self, version: int, reason: str, floor: int | None = None) -> None:
-        """Never install this version again. If it is current, the previous one replaces it.
+        """Never install this version again. If it is current, the previous one replaces it; this is a refusal of it,
+        unless the reason is `GONE_BACK`.
 
         Only a rollback by hand may lower the `floor`.
         """
@@ -252,7 +257,7 @@ class VersionStore:
             if version == self.state.current:
                 message = f"version {version} was rolled back: {reasons[version]}"
                 look = self.state.look.model_copy(update={"refusal": Refusal.BLOCKLISTED, "message": message})
-                update["look"] = look
+                update["look"] = Look() if reason == GONE_BACK else look
                 self.stands_in = None
             update |= self._without(version)
             self._record.keep(update if floor is None else update | {"proven": floor})

@@ -19,7 +19,6 @@ from upwell.edge.updates.releases.device_floor import DeviceFloor
 from upwell.edge.updates.releases.fleet_choice import KeptFleetChoice
 from upwell.edge.updates.releases.release_config import ReleaseSection
 from upwell.edge.updates.releases.release_document import Payload, ReleaseDocument
-from upwell.edge.updates.releases.release_switching import GONE_BACK
 from upwell.edge.updates.releases.repository_transport import (
     METADATA_NAME,
     RepositoryTransport,
@@ -29,7 +28,7 @@ from upwell.edge.updates.releases.repository_transport import (
 from upwell.edge.updates.releases.stored_release import store_release
 from upwell.edge.updates.sources.base import AvailableBundle, FetchFailed, Progress
 from upwell.edge.updates.sources.source_opening import open_source
-from upwell.edge.updates.version_store import VersionStore
+from upwell.edge.updates.version_store import GONE_BACK, VersionStore
 from upwell.shared.platform.system_clock import is_synchronised
 
 if TYPE_CHECKING:

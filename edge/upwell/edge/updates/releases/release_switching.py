@@ -19,14 +19,9 @@ from upwell.edge.policy.policy_file import check_policy
 from upwell.edge.updates.model_versions.model_switching import ModelSwitching, ServingAgent, in_background
 from upwell.edge.updates.releases.device_floor import DeviceFloor
 from upwell.edge.updates.releases.stored_release import StoredRelease, open_release
-from upwell.edge.updates.version_store import VersionStore
+from upwell.edge.updates.version_store import GONE_BACK, VersionStore
 from upwell.shared.errors import UpwellError
 from upwell.shared.routing.policy.policy import Policy
-
-GONE_BACK = "the previous release was chosen"
-"""The reason for not installing a release again after going back from it, unless it is chosen again. It stands in
-state.json and is compared there, so it must not be reworded.
-"""
 
 _log = logging.getLogger(__name__)
 
