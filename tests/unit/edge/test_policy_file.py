@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.models_for_tests import identity
+from upwell.edge import Agent
 from upwell.edge.policy import policy_file
 from upwell.edge.policy.policy_file import PolicyFile
 from upwell.shared.config.yaml import load_yaml
@@ -50,6 +52,18 @@ class Watched:
 @pytest.fixture
 def watched(tmp_path: Path) -> Watched:
     return Watched(tmp_path)
+
+
+def test_a_model_without_scores_is_told_of_once_however_many_rules_there_are(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    identity(tmp_path)
+    names = "".join(f"  - {{name: r{n}, match: {{tags: {{a: b{n}}}}}, route: edge}}\n" for n in range(3))
+    (tmp_path / "policy.yaml").write_text(f"rules:\n{names}")
+    (tmp_path / "agent.yaml").write_text("policy: policy.yaml\nmodels: {m: {edge: {file: identity_fp32.onnx}}}\n")
+    with caplog.at_level(logging.INFO), Agent.from_config(tmp_path / "agent.yaml"):
+        pass
+    assert sum("model m: no request counts as hard" in line for line in caplog.messages) == 1
 
 
 def test_a_change_is_taken_once_it_has_settled(watched: Watched) -> None:

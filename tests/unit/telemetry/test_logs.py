@@ -85,6 +85,20 @@ raise KeyError("at the end")
     assert "at the end" in lines[4]["error"]
 
 
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_more_details_are_ours_and_not_those_of_every_picture(format: str) -> None:
+    script = f"""
+import logging
+from upwell.shared.telemetry.logs import set_up_logs
+set_up_logs({format!r}, logging.DEBUG)
+logging.getLogger("upwell.edge").debug("ours")
+logging.getLogger("PIL.PngImagePlugin").debug("theirs")
+logging.getLogger("PIL.PngImagePlugin").info("worth saying")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert [word for word in ("ours", "theirs", "worth saying") if word in done.stderr] == ["ours", "worth saying"]
+
+
 @pytest.mark.parametrize("stderr", ["/dev/full", "a pipe that nobody reads", "closed"])
 def test_what_nobody_can_hear_ends_no_program(stderr: str) -> None:
     """Else a full disk would keep an agent from starting, and end it before it has drained."""

@@ -24,6 +24,7 @@ _log = logging.getLogger(__name__)
 def check_policy(policy: Policy, models: Iterable[ServedModel], path: Path | None, *, has_state_dir: bool) -> None:
     """Raise `ConfigError` for what this agent cannot do; log models whose hardness cannot be measured."""
     problems: dict[str, None] = {}
+    unmeasured: dict[tuple[str, str], None] = {}
     for model in models:
         for settings in _all_settings(policy, model):
             wanted = [name for name, is_on in _kept(settings).items() if is_on]
@@ -38,7 +39,9 @@ def check_policy(policy: Policy, models: Iterable[ServedModel], path: Path | Non
                 except ConfigError as error:
                     problems[error.problems[0].message] = None
             elif problem := model.edge.scorer.problem(hard):
-                _log.info("model %s: no request counts as hard under this policy: %s", model.name, problem)
+                unmeasured[model.name, problem] = None
+    for name, problem in unmeasured:  # once, however many rules there are
+        _log.info("model %s: no request counts as hard under this policy: %s", name, problem)
     if problems:
         raise ConfigError([Problem(path, None, None, "", text) for text in problems])
 

@@ -27,15 +27,18 @@ _TEXT = f"%(levelname)s {_NAMED}"
 def set_up_logs(format: LogFormat, level: int = logging.INFO, worker: int = 0) -> Console:
     """Write log lines to standard error from now on; returns the console for the program's own output.
 
+    `level` is that of Upwell's own lines; other packages, which describe every picture below INFO, stay at INFO.
+
     With `json` everything is one JSON object per line, including console output, warnings, and errors that end a thread
     or the program. `worker` is the number of this process among several (0: it is the only one).
     """
+    logging.getLogger("upwell").setLevel(level)
     if format == "text":
-        logging.basicConfig(level=level, format=f"%(levelname)s worker {worker} {_NAMED}" if worker else _TEXT)
+        logging.basicConfig(level=logging.INFO, format=f"%(levelname)s worker {worker} {_NAMED}" if worker else _TEXT)
         return Console(file=_unfailing(sys.stderr), stderr=True, highlight=False, soft_wrap=True)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(worker))
-    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.captureWarnings(True)
     sys.excepthook = _log_uncaught
     threading.excepthook = lambda args: _log_uncaught(args.exc_type, args.exc_value, args.exc_traceback)

@@ -171,8 +171,9 @@ def _around_busy_edge(case: OffloadCase, rows: tuple[int, ...]) -> Decision:
         decision = _decision(case, found, plan, Reason.EDGE_BUSY, rows)
         # The edge is used only if the cloud has failed.
         return replace(decision, fallback_start_s=case.give_up_s)
+    left_s = max(0.0, case.deadline_s - case.now_s)
     refusal = (
-        f"no allowed route is predicted to answer in time: {(case.deadline_s - case.now_s) * 1e3:.1f} ms are left and "
+        f"no allowed route is predicted to answer in time: {left_s * 1e3:.1f} ms are left and "
         f"the device needs {case.edge.usual_s * 1e3:.1f} ms behind {case.signals.edge_ahead} other requests"
     )
     busy = OffloadOption(Reason.EDGE_BUSY, predicted=found.predicted, side_change=found.side_change)
