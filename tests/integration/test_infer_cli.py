@@ -298,6 +298,17 @@ def test_servers_refusal_is_shown_in_its_own_words(
     assert "INVALID_ARGUMENT" in err
 
 
+def test_an_agent_without_its_cloud_is_not_said_to_be_silent(
+    cli: Cli, serve: Serve, tmp_path: Path, pictures: list[Path]
+) -> None:
+    (tmp_path / "alone.yaml").write_text('cloud: {endpoint: "127.0.0.1:1"}\nmodels: {far: {cloud: {model: digits}}}\n')
+    with embedded_agent(tmp_path / "alone.yaml") as agent:
+        at = serve(AgentDataplane(agent))
+        code, _, err = cli("far", f"image={pictures[0]}", "--at", at)
+    assert code == 1
+    assert f"{at} says: UNAVAILABLE: cloud_unavailable: UNAVAILABLE: " in err
+
+
 def test_same_input_twice_is_refused(cli: Cli, tmp_path: Path, pictures: list[Path]) -> None:
     np.save(tmp_path / "x.npy", np.ones((1, 3), np.float32))
     twice = f"x={tmp_path / 'x.npy'}"

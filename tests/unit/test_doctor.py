@@ -13,8 +13,9 @@ from tests.in_process import InProcess
 from tests.unit.models_for_tests import linear
 from upwell.edge.spool.open_database import open_database
 from upwell.edge.spool.spool_store import SCHEMA
+from upwell.shared.config.security import ServerSecurity
 from upwell.shared.oip.fake_dataplane import FakeDataplane
-from upwell.shared.oip.grpc.server.server import start_server
+from upwell.shared.oip.grpc.server.server import Connections, start_server
 from upwell.tools.doctor_cli import DoctorFinding, conflicts, disk, expiry, ports
 
 DAY_S = 86400.0
@@ -87,6 +88,21 @@ def test_an_agent_s_file_is_looked_at_with_all_that_it_names(folder: Path, in_pr
     assert (code, found["policy"][0]["level"], found["state_dir"][0]["level"]) == (1, "ok", "ok")
     assert found["upwell"][0]["text"]
     assert "numpy" in found["packages"][0]["text"]
+
+
+def test_a_cloud_that_rejects_the_token_is_quoted_and_not_said_to_be_silent(
+    folder: Path, in_process: InProcess
+) -> None:
+    (folder / "tokens.yaml").write_text(f"tokens: [{{name: other, sha256: {'0' * 64}}}]\n")
+    security = ServerSecurity(tokens=folder / "tokens.yaml")
+    server = start_server(FakeDataplane(), ["127.0.0.1:0"], max_workers=2, connections=Connections(security))
+    path = folder / "agent.yaml"
+    path.write_text(f"cloud: {{endpoint: '{server.addresses[0]}'}}\nmodels: {{digits: {{cloud: {{model: digits}}}}}}\n")
+    try:
+        _, found = report(in_process, path)
+    finally:
+        server.stop(0)
+    assert f"{server.addresses[0]} says: UNAUTHENTICATED: this server requires a token" in found["cloud"][0]["text"]
 
 
 def test_certificates_and_models_of_a_service_are_looked_at(folder: Path, in_process: InProcess) -> None:

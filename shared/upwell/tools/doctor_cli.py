@@ -35,6 +35,7 @@ from upwell.shared.config.security import TlsFiles
 from upwell.shared.config.yaml import load_yaml, read_text
 from upwell.shared.errors import EXIT_FAILED, ConfigError, UpwellError
 from upwell.shared.files import open_plain
+from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.open_client import open_client
 from upwell.shared.partition.split.split_file import split_file_of
 from upwell.shared.routing.policy.policy import Policy
@@ -54,6 +55,8 @@ TIMEOUT_S = 3.0
 _LEAST_FREE_BYTES = 256 << 20
 _LEAST_YEAR_S = 1_735_689_600.0  # 2025: no version of Upwell is older
 _DAY_S = 86400.0
+_SILENT = (RemoteErrorKind.UNAVAILABLE, RemoteErrorKind.DEADLINE, RemoteErrorKind.CERTIFICATE)
+"""Errors that need no answer of the server; the others quote it."""
 
 PACKAGES: Mapping[str, str] = {
     "numpy": "",
@@ -423,7 +426,8 @@ def _endpoint(endpoint: str, config: AgentConfig) -> DoctorFinding:
         metadata = client.server_metadata(TIMEOUT_S)
         took_ms = 1e3 * (time.monotonic() - started_s)
     except UpwellError as error:
-        return DoctorFinding("cloud", "problem", f"{endpoint} does not answer: {error}")
+        what = "says" if isinstance(error, RemoteError) and error.kind not in _SILENT else "does not answer"
+        return DoctorFinding("cloud", "problem", f"{endpoint} {what}: {error}")
     finally:
         client.close()
     return DoctorFinding(

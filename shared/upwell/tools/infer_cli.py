@@ -68,7 +68,8 @@ def infer(
         response = client.infer(InferRequest(model, arrays, parameters=parameters), deadline_s)
         elapsed_s = time.monotonic() - began_s
     except RemoteError as error:
-        what = "does not answer" if error.kind is RemoteErrorKind.UNAVAILABLE else "says"
+        is_silent = error.is_unsent and error.kind is RemoteErrorKind.UNAVAILABLE  # not: an agent without its cloud
+        what = "does not answer" if is_silent else "says"
         raise RemoteError(error.kind, f"{at} {what}: {error}") from None
     finally:
         client.close()
