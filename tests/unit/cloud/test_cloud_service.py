@@ -8,16 +8,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import helper
 
-from tests.unit.models_for_tests import endless, linear, two_in_two_out
+from tests.unit.models_for_tests import endless, linear, save, tensor, two_in_two_out
 from upwell.cloud.batching import priority_queue
 from upwell.cloud.batching.batcher import Batcher
 from upwell.cloud.batching.priority_queue import DEFAULT_PRIORITY, priority_of
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.fake import FakeEngine
 from upwell.cloud.engines.model_settings import ModelSettings
-from upwell.cloud.service.cloud_service import CloudService
-from upwell.cloud.service.model_loader import BrokenModel, CloudModel, calls_at_once, find_models, load_model, offered
+from upwell.cloud.service.cloud_service import CloudIntrospection, CloudService
+from upwell.cloud.service.model_loader import (
+    BrokenModel,
+    CloudModel,
+    calls_at_once,
+    find_models,
+    load_model,
+    offered,
+    run_settings,
+)
 from upwell.shared.errors import (
     CallerLeft,
     ConfigError,
@@ -28,6 +37,7 @@ from upwell.shared.errors import (
     Unavailable,
 )
 from upwell.shared.oip.dataplane import Call, InferRequest
+from upwell.shared.oip.model_statistics import StatisticsCounter
 from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import Array, TensorSpec
 
@@ -40,6 +50,25 @@ signature:
 pre: [{normalize: {from: features, to: x, scale: 2.0}}]
 post: [{softmax: {from: scores, to: probabilities}}]
 """
+
+
+WITHOUT_ROWS = """
+version: 1
+signature:
+  rows: false
+  inputs: {{{inputs}}}
+  outputs: {{{output}: {{kind: tensor}}}}
+"""
+
+
+def gathering(folder: Path) -> Path:
+    """A model that picks the rows `i` of `x`, and so gives as many as it is asked for."""
+    folder.mkdir(parents=True)
+    inputs, outputs = [tensor("x", ["n", 2]), tensor("i", ["k"], "INT64")], [tensor("y", ["k", 2])]
+    save(folder / "model.onnx", [helper.make_node("Gather", ["x", "i"], ["y"])], inputs, outputs)
+    taken = "x: {kind: tensor, dtype: FP32, shape: [-1, 2]}, i: {kind: tensor, dtype: INT64, shape: [-1]}"
+    (folder / "model.yaml").write_text(WITHOUT_ROWS.format(inputs=taken, output="y"))
+    return folder
 
 
 def config(root: Path, **settings: object) -> CloudConfig:
@@ -196,6 +225,42 @@ def test_a_model_that_has_no_rows_is_not_batched_and_says_so(tmp_path: Path, cap
     assert "has no batch dimension" in caplog.text
     answer = cloud.infer(InferRequest("m", {"x": X}), Call())  # two rows, which the model takes one by one
     assert answer.outputs["scores"].shape == (2, 3)
+
+
+@pytest.mark.parametrize("how", [{"max_batch": 8}, {"buckets": [4, 8]}])
+def test_requests_of_a_model_whose_outputs_do_not_share_the_rows_are_neither_merged_nor_cut(
+    tmp_path: Path, how: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    gathering(tmp_path / "m" / "1")
+    cloud = service(tmp_path, defaults=how)
+    assert "has no batch dimension" in caplog.text
+    many = np.arange(24, dtype=np.float32).reshape(12, 2)
+    answer = cloud.infer(InferRequest("m", {"x": many, "i": np.array([11, 0, 3])}), Call())
+    assert answer.outputs["y"].tolist() == many[[11, 0, 3]].tolist()
+    assert CloudIntrospection(cloud, StatisticsCounter(), None).config("m").max_rows == 0
+
+
+def test_without_a_word_in_model_yaml_the_error_says_what_inputs_of_different_lengths_need(tmp_path: Path) -> None:
+    (gathering(tmp_path / "m" / "1") / "model.yaml").unlink()
+    with pytest.raises(InvalidRequest, match=r"input 'i' has 3 rows, but 'x' has 2; .* `rows: false`"):
+        service(tmp_path).infer(InferRequest("m", {"x": X[:, :2], "i": np.array([1, 0, 0])}), Call())
+
+
+def test_an_engine_that_needs_certain_rows_refuses_a_model_whose_outputs_do_not_share_them(tmp_path: Path) -> None:
+    specs = (TensorSpec("x", "FP32", (-1, 8)),), (TensorSpec("y", "FP32", (-1, 3)),)
+    with pytest.raises(ModelFailed, match="`rows: false`, but the engine is prepared for 1, 4 rows alone"):
+        run_settings(FakeEngine(inputs=specs[0], outputs=specs[1], buckets=(1, 4)), ModelSettings(), False, "m")
+
+
+def test_a_fixed_first_dimension_that_is_no_number_of_rows_is_left_as_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "m" / "1"
+    folder.mkdir(parents=True)
+    linear(folder, rows=4).rename(folder / "model.onnx")
+    taken = "x: {kind: tensor, dtype: FP32, shape: [4, 8]}"
+    (folder / "model.yaml").write_text(WITHOUT_ROWS.format(inputs=taken, output="scores"))
+    cloud = service(tmp_path, defaults={"buckets": [4]})
+    four = np.ones((4, 8), np.float32)
+    assert cloud.infer(InferRequest("m", {"x": four}), Call()).outputs["scores"].shape == (4, 3)
 
 
 @pytest.mark.parametrize(("repository", "calls"), [({}, 3 + 0 + 3 + 10), ({"control": True}, 2 * (3 + 0 + 2 * 13))])

@@ -20,7 +20,7 @@ from upwell.cloud.engines.model_settings import AUTOMATIC, ModelSettings
 from upwell.cloud.engines.onnxruntime_import import InvalidArgument, onnxruntime, openvino_devices
 from upwell.shared.errors import InvalidRequest, ModelFailed
 from upwell.shared.formats.onnx.file import BadOnnxFile, foreign_operators
-from upwell.shared.formats.onnx.tensor_types import DATATYPES, UnsupportedTensor, bytes_of, spec_of, text_of
+from upwell.shared.formats.onnx.tensor_types import UnsupportedTensor, bytes_of, spec_of, text_of
 from upwell.shared.formats.onnx.weights_in_memory import weights_in_memory
 from upwell.shared.tensors import Array, TensorSpec
 
@@ -57,9 +57,6 @@ log, with unescaped text from the model. Problems in starting a provider are wri
 _RECORD_KEY = "session.record_ep_graph_assignment_info"
 _NO_FALLBACK = {"enable_fallback": 0}
 """Without this a failing session prints to standard output and silently recreates itself on the CPU."""
-
-_EXCHANGEABLE = tuple(kind for kind, datatype in DATATYPES.items() if datatype != "BF16")
-"""BF16 has no numpy type in ONNX Runtime's `run`."""
 
 _WARM_UP_LIMIT_S = 3600.0
 """Without a limit one model with an endless loop would keep all others from being loaded. Providers may compile for
@@ -383,10 +380,9 @@ def _check_operators(path: Path) -> None:
 
 def _spec(node: Any, side: str) -> TensorSpec:
     """The specification of a session's input or output; symbolic dimensions are dynamic."""
-    if node.type not in _EXCHANGEABLE:
+    if node.type == "tensor(bfloat16)":
         raise ModelFailed(
-            f"{side} {node.name!r} is {node.type}, which ONNX Runtime's Python API cannot exchange; "
-            f"export it as one of {', '.join(_EXCHANGEABLE)}"
+            f"{side} {node.name!r} is BF16, which ONNX Runtime's Python API cannot exchange; export it as FP16 or FP32"
         )
     try:
         return spec_of(node)

@@ -291,9 +291,10 @@ class CloudIntrospection:
         found = self._service.find(model, version)
         metadata, settings = self._service.metadata(model, version), found.settings
         kind: Placement = "KIND_CPU" if found.engine.device == "cpu" else "KIND_GPU"
+        max_batch = settings.max_batch if found.processor.signature.has_rows else 0
         return ModelConfig(
             model, metadata.versions, found.platform, settings.engine, metadata.inputs, metadata.outputs,
-            settings.instances, kind, settings.max_batch, settings.buckets,
+            settings.instances, kind, max_batch, settings.buckets,
             write_seen(found.digest, found.processor.resizes),
         )  # fmt: skip
 

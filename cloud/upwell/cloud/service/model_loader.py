@@ -210,22 +210,20 @@ def _load(folder: ModelFolder, settings: ModelSettings, kind: EngineType, on_run
     name, version = folder.name, str(folder.version)
     path = folder.file(kind.file_name)
     digest = folder.digest(path)  # first, since this refuses weights outside the folder
-    description = folder.description
-    engine = by_rows(kind.load(folder.name, path, settings), settings.buckets)
-    buckets = engine.buckets or settings.buckets
+    written = folder.description
+    description = load_description(written, within=folder.root) if written else None
+    engine = kind.load(folder.name, path, settings)
+    if description is None or description.signature.rows:
+        engine = by_rows(engine, settings.buckets)
     is_chosen = AUTOMATIC in (settings.device, *settings.providers)
     if is_chosen and engine.device == "cpu" and settings.cpu_instances:
         settings = replace(settings, instances=settings.cpu_instances)
-    processor = Processor(
-        load_description(description, within=folder.root) if description else None,
-        engine.inputs,
-        engine.outputs,
-        settings.engine,
-    )
-    _warm_up(folder, engine, buckets, settings.max_batch)
+    processor = Processor(description, engine.inputs, engine.outputs, settings.engine)
+    settings = run_settings(engine, settings, processor.signature.has_rows, name)
+    _warm_up(folder, engine, settings)
     batcher = Batcher(
         engine,
-        replace(settings, buckets=buckets),
+        settings,
         name=folder.key,
         device=device_for(engine.device),
         on_run=partial(on_run, name, version) if on_run is not None else None,
@@ -234,14 +232,22 @@ def _load(folder: ModelFolder, settings: ModelSettings, kind: EngineType, on_run
     return CloudModel(name, version, kind.platform, digest, settings, engine, processor, batcher, load_s)
 
 
-def _warm_up(folder: ModelFolder, engine: Engine, buckets: Sequence[int], max_batch: int) -> None:
+def run_settings(engine: Engine, settings: ModelSettings, has_rows: bool, name: str) -> ModelSettings:
+    """`settings` with the numbers of rows in a run. If outputs do not follow the rows of the inputs, requests are not
+    merged or cut: one caller would get what belongs to another."""
+    if works_by_rows(engine) and has_rows:
+        return replace(settings, buckets=engine.buckets or settings.buckets)
+    if engine.buckets:
+        listed = ", ".join(map(str, engine.buckets))
+        raise ModelFailed(f"model.yaml says `rows: false`, but the engine is prepared for {listed} rows alone")
+    if settings.max_batch > 1:
+        log.warning("model %s has no batch dimension, so each request runs alone", name)
+    return replace(settings, max_batch=1, buckets=())
+
+
+def _warm_up(folder: ModelFolder, engine: Engine, settings: ModelSettings) -> None:
     """Prepare the engine for every batch size that it will get. Slow steps are logged."""
-    if works_by_rows(engine):
-        sizes: Sequence[int] = buckets or sorted({1, max_batch})
-    else:
-        sizes = [1]
-        if max_batch > 1 or buckets:
-            log.warning("model %s has no batch dimension, so each request runs alone", folder.name)
+    sizes = settings.buckets or sorted({1, settings.max_batch})
     if engine.buckets:
         listed = ", ".join(map(str, engine.buckets))
         log.info("model %s version %d: preparing batches of %s rows", folder.name, folder.version, listed)

@@ -34,7 +34,8 @@ Placement = Literal["KIND_CPU", "KIND_GPU", "KIND_MODEL"]
 class ModelConfig:
     """How a model is served. Shapes are those of its metadata; -1 is a variable dimension.
 
-    `max_batch`: most rows run together, if requests are merged; `buckets`: the numbers of rows that a run may have.
+    `max_batch`: most rows run together, if requests are merged; 0 for a model without rows. `buckets`: the numbers of
+    rows that a run may have.
     `parameters`: further facts from the server.
     """
 
@@ -55,7 +56,7 @@ class ModelConfig:
         """Triton's `max_batch_size`: the most rows run together; `MAX_ROWS` if requests are not merged and may have any
         number of rows, 0 if the first dimension is not a number of rows."""
         shapes = [spec.shape for spec in (*self.inputs, *self.outputs)]
-        if not shapes or any(shape[:1] != (-1,) for shape in shapes):
+        if not self.max_batch or not shapes or any(shape[:1] != (-1,) for shape in shapes):
             return 0
         return self.max_batch if self.max_batch > 1 else MAX_ROWS
 

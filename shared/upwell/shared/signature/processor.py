@@ -485,7 +485,10 @@ def versions() -> tuple[str, ...]:
 
 def _check_rows(name: str, output: Array, rows: int) -> None:
     if output.shape[:1] != (rows,):
-        raise ModelFailed(f"the model gave {list(output.shape)} as {name!r} for {rows} rows")
+        raise ModelFailed(
+            f"the model gave {list(output.shape)} as {name!r} for {rows} rows; if its outputs do not share "
+            "the rows of its inputs, model.yaml needs `rows: false`"
+        )
 
 
 def _joined(name: str, parts: Sequence[Array]) -> Array:

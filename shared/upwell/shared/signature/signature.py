@@ -210,7 +210,10 @@ class Signature:
     def _wrong_rows(self, here: int, rows: int, name: str) -> InvalidRequest:
         if here == 0:
             return InvalidRequest(f"input {name!r} has no rows; expected at least one")
-        return InvalidRequest(f"input {name!r} has {here} rows, but {self.inputs[0].name!r} has {rows}")
+        return InvalidRequest(
+            f"input {name!r} has {here} rows, but {self.inputs[0].name!r} has {rows}; inputs may differ only if "
+            "model.yaml says `rows: false`"
+        )
 
 
 def own_signature(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], batch: int | None = None) -> Signature:
