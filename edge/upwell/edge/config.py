@@ -83,8 +83,7 @@ class AgentSection(ServerKeys):
         None,
         ge=0,
         le=1_000_000,
-        description="Requests, and as many frames, that `upwell explain` remembers. Default: 50000 on disk, 10000 "
-        "without `state_dir`.",
+        description="Requests, and as many frames, that `upwell explain` finds in `state_dir`. Default: 50000.",
     )
     otlp: MetricsPush | None = None
     cases: CasesSection | None = None

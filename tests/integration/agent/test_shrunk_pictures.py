@@ -23,6 +23,7 @@ from tests.unit.models_for_tests import save, tensor
 from upwell.edge import Answer
 from upwell.edge.observe.cloud_model_check import CloudModels
 from upwell.edge.observe.explain_text import tell
+from upwell.edge.observe.flight_recorder import FlightRecorder
 from upwell.edge.server.agent_assembly import embedded_agent, serve_metrics
 from upwell.edge.server.agent_core import AgentCore
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
@@ -187,8 +188,9 @@ def test_a_server_that_answers_requests_alone_is_not_asked_with_each_of_them(
 
 def test_the_flight_recorder_tells_what_goes_up(tmp_path: Path) -> None:
     with scene(tmp_path) as (agent, _):
+        recorder = agent.flight_recorder = FlightRecorder(tmp_path / "flights")
         answer = ask(agent, encoded("JPEG"))
-        told = json.dumps([*map(str, tell(agent.flight_recorder.find(answer.id)))])
+        told = json.dumps([*map(str, tell(recorder.find(answer.id)))])
         assert "pictures shrunk to the size that the cloud's model uses: about " in told
 
 
@@ -210,6 +212,7 @@ def test_on_a_slow_link_pictures_go_up_in_the_quality_that_it_carries(tmp_path: 
         serving("--models", ASSETS / "cloud") as service,
         embedded_agent(write_agent(tmp_path, rules, service.address, {"pages": sides})) as agent,
     ):
+        recorder = agent.flight_recorder = FlightRecorder(tmp_path / "flights")
         sent: list[int] = []
         agent.metrics.sent = lambda _, size_bytes: sent.append(size_bytes)  # type: ignore[method-assign, assignment]
         until(lambda: "pages" in known(agent))
@@ -220,5 +223,5 @@ def test_on_a_slow_link_pictures_go_up_in_the_quality_that_it_carries(tmp_path: 
         answer = agent.infer("pages", {"image": picture})
         best, slow = sent[0], sent[-1]
         assert slow < 0.8 * best, "the bytes of quality 1"
-        told = json.dumps([*map(str, tell(agent.flight_recorder.find(answer.id)))])
+        told = json.dumps([*map(str, tell(recorder.find(answer.id)))])
         assert "pictures at quality 1, which the link carries in time" in told

@@ -19,7 +19,7 @@ from tests.integration.agent.harness import LIMIT_S, Running, agent_process, cli
 from tests.unit.edge.request_traces import request_trace, signals
 from tests.unit.models_for_tests import linear
 from upwell.edge.fleet.device_identity import FleetIdentity
-from upwell.edge.observe.flight_recorder import LIMIT_ON_DISK, ROOM_BYTES, Segments
+from upwell.edge.observe.flight_recorder import LIMIT, ROOM_BYTES, Segments
 from upwell.edge.observe.request_trace import to_line
 from upwell.fleet.enrolment.certificate_authority import read_request
 from upwell.shared.oip.dataplane import InferRequest
@@ -103,7 +103,7 @@ def test_an_agent_enrols_reports_and_explains_a_request(fleet: Service, tmp_path
 def test_a_request_of_an_hour_ago_is_explained_after_ten_a_second_since(fleet: Service, tmp_path: Path) -> None:
     path = config(tmp_path / "old", fleet, "old", fleet.enrolment_token())
     now_s = time.time()
-    recorder = Segments(tmp_path / "old/state/flights", LIMIT_ON_DISK, LIMIT_ON_DISK * ROOM_BYTES)
+    recorder = Segments(tmp_path / "old/state/flights", LIMIT, LIMIT * ROOM_BYTES)
     recorder.append([of_then(f"old-{tenth}", now_s - 3600.0 + tenth / 10) for tenth in range(36_000)])
     recorder.close()
     with agent_process(path) as agent:
@@ -116,7 +116,7 @@ def test_a_request_of_an_hour_ago_is_explained_after_ten_a_second_since(fleet: S
         assert not {"inputs", "outputs", "tensors"} & set(json.dumps(answer).split('"'))
         size_bytes = sum(one.stat().st_size for one in (tmp_path / "old/state/flights").iterdir())
         print(f"told {told - asked['asked_unix_s']:.1f} s after the question; {size_bytes / 1e6:.0f} MB on disk")
-        assert size_bytes < LIMIT_ON_DISK * ROOM_BYTES
+        assert size_bytes < LIMIT * ROOM_BYTES
 
 
 def of_then(request_id: str, unix_s: float) -> bytes:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.edge.request_traces import request_trace, signals
+from tests.unit.edge.request_traces import request_trace
 from upwell.edge.observe import flight_recorder as recorder_module
 from upwell.edge.observe.flight_recorder import (
     MOST_PENDING,
@@ -25,12 +25,12 @@ from upwell.edge.observe.flight_recorder import (
     last,
     newest_lines,
 )
-from upwell.edge.observe.request_trace import LONGEST_TAG, to_line
+from upwell.edge.observe.request_trace import to_line
 
 
-@pytest.fixture(params=["disk", "memory"])
-def recorder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FlightRecorder]:
-    made = FlightRecorder(tmp_path / "flights" if request.param == "disk" else None, limit=100)
+@pytest.fixture
+def recorder(tmp_path: Path) -> Iterator[FlightRecorder]:
+    made = FlightRecorder(tmp_path / "flights", limit=100)
     yield made
     made.close()
 
@@ -86,14 +86,13 @@ def test_the_last_are_kept_and_no_more_than_the_bound(recorder: FlightRecorder, 
 
 def test_the_bytes_are_bounded_too(tmp_path: Path) -> None:
     size_bytes = len(to_line(request_trace("000")))
-    for folder in (None, tmp_path / "flights"):
-        recorder = FlightRecorder(folder, limit=1000, limit_bytes=50 * size_bytes)
-        for index in range(300):
-            recorder.note(request_trace(f"{index:03}"))
-        recorder.close()
-        kept = recorder.last(1000)
-        assert 40 <= len(kept) <= 55
-        assert kept[0]["id"] == "299"
+    recorder = FlightRecorder(tmp_path, limit=1000, limit_bytes=50 * size_bytes)
+    for index in range(300):
+        recorder.note(request_trace(f"{index:03}"))
+    recorder.close()
+    kept = recorder.last(1000)
+    assert 40 <= len(kept) <= 55
+    assert kept[0]["id"] == "299"
 
 
 def test_files_are_the_owner_s_alone(tmp_path: Path) -> None:
@@ -173,9 +172,9 @@ def test_a_folder_that_cannot_be_made_costs_no_answer(tmp_path: Path, caplog: py
     assert os.strerror(errno.ENOTDIR) in caplog.text
 
 
-def test_flights_that_come_too_fast_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flights_that_come_too_fast_are_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder_module, "PAUSE_S", 3600.0)
-    recorder, one = FlightRecorder(None), request_trace("a")
+    recorder, one = FlightRecorder(tmp_path), request_trace("a")
     for _ in range(MOST_PENDING + 7):
         recorder.note(one)
     recorder.close()
@@ -192,20 +191,6 @@ def test_a_flight_that_cannot_be_written_costs_the_others_nothing(recorder: Flig
     with pytest.raises(UnknownRequest):
         recorder.find("broken")
     assert recorder.failed == 1
-
-
-def test_in_memory_what_a_caller_makes_long_is_cut_before_it_is_kept() -> None:
-    recorder = FlightRecorder(None, limit_bytes=50_000)
-    for index in range(100):
-        recorder.note(request_trace(f"tags-{index}", {"note": "x" * 100_000}))
-        recorder.note(request_trace(f"rows-{index}", signals=signals(sizes=(1,) * 10_000)))
-        recorder.note(request_trace(f"usual-{index}", {"camera": "north"}))
-    assert len(recorder.find("tags-99")["tags"]["note"]) == LONGEST_TAG
-    assert recorder.find("rows-99")["rows"] == 10_000
-    kept = recorder.last(1000)
-    assert [one["id"] for one in kept[:3]] == ["usual-99", "rows-99", "tags-99"]
-    assert 30 <= len(kept) <= 45
-    assert sum(len(one) if isinstance(one, bytes) else len(to_line(one)) for one in recorder._kept) < 60_000
 
 
 def test_many_write_while_others_read(tmp_path: Path) -> None:
@@ -242,9 +227,8 @@ def test_closing_twice_is_harmless(recorder: FlightRecorder) -> None:
     recorder.close()
 
 
-@pytest.mark.parametrize("where", ["disk", "memory"])
-def test_a_limit_of_nothing_keeps_nothing(tmp_path: Path, where: str) -> None:
-    recorder = FlightRecorder(tmp_path / "flights" if where == "disk" else None, limit=0)
+def test_a_limit_of_nothing_keeps_nothing(tmp_path: Path) -> None:
+    recorder = FlightRecorder(tmp_path / "flights", limit=0)
     recorder.note(request_trace("a"))
     assert recorder.last(9) == []
     recorder.close()

@@ -6,6 +6,7 @@ import math
 import time
 from contextlib import suppress
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from tests.unit.edge.agents import MODEL, SURE, UNSURE, Scene, busy, edge_model, policy, rows_of, scene, sides
 from upwell.edge import Answer
 from upwell.edge.models.edge_model import ServedModel
+from upwell.edge.observe.flight_recorder import FlightRecorder
 from upwell.edge.server.agent_core import AgentCore
 from upwell.shared.errors import (
     CloudFailed,
@@ -228,16 +230,17 @@ def test_an_error_that_the_policy_asks_for_is_given(text: str) -> None:
             at.infer(rows_of(UNSURE))
 
 
-def test_a_request_that_ends_in_an_error_is_recorded_with_the_time_that_the_cloud_took() -> None:
+def test_a_request_that_ends_in_an_error_is_recorded_with_the_time_that_the_cloud_took(tmp_path: Path) -> None:
     with scene("defaults: {deadline: 5s, on_cloud_failure: error}") as at:
+        recorder = at.agent.flight_recorder = FlightRecorder(tmp_path)
         at.cloud.failure = Refused("full")
         with pytest.raises(CloudFailed):
             at.infer(rows_of(UNSURE), id="one")
-        trace = at.agent.flight_recorder.find("one")
+        trace = recorder.find("one")
         assert 0 < trace["uplink_s"] < trace["took_s"]
         assert trace["error"]["type"] == "CloudFailed"
         at.agent.infer(MODEL, rows_of(SURE), id="two")
-        assert at.agent.flight_recorder.find("two")["uplink_s"] is None
+        assert recorder.find("two")["uplink_s"] is None
 
 
 FIRST_WINS = [

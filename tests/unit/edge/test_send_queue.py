@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from tests.unit.edge.agents import MODEL, UNSURE, Scene, policy, rows_of, scene, sides
 from upwell.edge import Answer
 from upwell.edge.observe.explain_text import tell
+from upwell.edge.observe.flight_recorder import FlightRecorder
 from upwell.edge.policy.router_service import RouterService
 from upwell.shared.routing.decide.router_state import CloudAnswered, CloudDropped, CloudSent
 from upwell.shared.routing.scheduling.send_queue import QueuedMessage
@@ -44,8 +46,9 @@ def until(holds: Callable[[], bool]) -> None:
     raise AssertionError("it does not come to that")
 
 
-def test_a_message_waits_for_the_link_and_the_answer_to_the_one_before_it_wakes_it() -> None:
+def test_a_message_waits_for_the_link_and_the_answer_to_the_one_before_it_wakes_it(tmp_path: Path) -> None:
     with on_a_slow_link() as at:
+        recorder = at.agent.flight_recorder = FlightRecorder(tmp_path)
         at.cloud.hold()
         first, first_answers = asked(at, "one")
         until(lambda: len(at.cloud.requests) == 1)
@@ -58,8 +61,8 @@ def test_a_message_waits_for_the_link_and_the_answer_to_the_one_before_it_wakes_
         assert [sides(answers[0]) for answers in (first_answers, second_answers)] == ["c" * ROWS] * 2
         assert [request.id for request in at.cloud.requests] == ["one", "two"]
         assert not at.agent.router.state.queue.waiting
-        assert at.agent.flight_recorder.find("one")["link_wait"] is None
-        trace = at.agent.flight_recorder.find("two")
+        assert recorder.find("one")["link_wait"] is None
+        trace = recorder.find("two")
         size_bytes = at.agent.router.state.link.samples[-1].sent_bytes
         assert trace["link_wait"]["messages"] == 1
         assert trace["link_wait"]["size_bytes"] == size_bytes

@@ -1,6 +1,6 @@
-"""The flight recorder: takes traces from the request path and keeps the latest ones, on disk or in memory.
+"""The flight recorder: takes traces from the request path and keeps the latest ones on disk.
 
-On disk they are a bounded log of lines: append-only files, of which the oldest is deleted whole.
+They are a bounded log of lines: append-only files, of which the oldest is deleted whole.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from upwell.edge.observe.request_trace import LONGEST_ID, USUAL_BYTES, RequestTrace, is_usual, to_line
+from upwell.edge.observe.request_trace import LONGEST_ID, RequestTrace, to_line
 from upwell.shared.errors import UpwellError
 from upwell.shared.files import parse_json
 from upwell.shared.platform.background_thread import BackgroundThread
@@ -141,18 +141,13 @@ FOLDER_NAME = "flights"
 FRAMES_NAME = "frames"
 """The folder of the pipelines' recorder, separate so that many frames do not displace requests."""
 
-LIMIT = 10_000
-LIMIT_ON_DISK = 50_000
+LIMIT = 50_000
 """An hour of more than ten requests a second: about 61 MB, 165 MB at most."""
 ROOM_BYTES = 3300
 """Average bytes allowed per trace; most take about a third of that."""
 
 MOST_PENDING = 4096
 """Maximum number of traces waiting to be written; more are dropped and counted."""
-
-GATHERED = 256
-"""Traces gathered before the recorder is woken when it records in memory; on disk each is written, to survive a
-crash."""
 
 PAUSE_S = 0.05
 """How long traces are gathered: the request path wakes the recorder at most this often."""
@@ -172,28 +167,21 @@ class UnknownRequest(UpwellError):
 
 
 class FlightRecorder:
-    """Keeps the last `limit` traces as lines of JSON, by default `LIMIT` or `LIMIT_ON_DISK`; none if it is 0.
+    """Keeps the last `limit` traces in `folder` as lines of JSON, where `upwell explain` finds them; none if it is 0.
 
-    It keeps fewer if they exceed `limit_bytes`, by default `ROOM_BYTES` per trace. With a `folder` they are kept there,
-    where `upwell explain` finds them, else in memory, and those of the usual size become JSON only on demand, since
-    that takes longer than all else the agent does for a request. Pipelines record finished lines, each with its line
-    feed. `note` costs the request path a few microseconds and never fails; one thread does the rest. `dropped` and
-    `failed` count the traces lost because they came too fast, or could not be written.
+    It keeps fewer if they exceed `limit_bytes`, by default `ROOM_BYTES` per trace. Pipelines record finished lines,
+    each with its line feed. `note` costs the request path a few microseconds and never fails; one thread does the
+    rest. `dropped` and `failed` count the traces lost because they came too fast, or could not be written.
     """
 
-    def __init__(self, folder: Path | None, limit: int | None = None, limit_bytes: int | None = None) -> None:
-        if limit is None:
-            limit = LIMIT if folder is None else LIMIT_ON_DISK
+    def __init__(self, folder: Path, limit: int = LIMIT, limit_bytes: int | None = None) -> None:
         limit_bytes = limit * ROOM_BYTES if limit_bytes is None else limit_bytes
         self.dropped = 0
         self.failed = 0
         self._folder = folder
-        self._segments = None if folder is None else Segments(folder, limit, limit_bytes)
-        self._kept: deque[bytes | RequestTrace] = deque()
+        self._segments = Segments(folder, limit, limit_bytes)
         self.limit = limit
-        self._limit_bytes, self._kept_bytes = limit_bytes, 0
         self._pending: deque[bytes | RequestTrace] = deque()
-        self._worth_waking = GATHERED if folder is None else 1
         self._retry_at_s = -math.inf
         self._wake, self._stop = threading.Event(), threading.Event()
         self._is_woken = self._is_closed = False
@@ -211,7 +199,7 @@ class FlightRecorder:
                 self.dropped += 1
             return
         self._pending.append(trace)
-        if not self._is_woken and len(self._pending) >= self._worth_waking:
+        if not self._is_woken:
             self._is_woken = True
             self._wake.set()
 
@@ -232,11 +220,7 @@ class FlightRecorder:
 
     def _lines(self) -> Iterator[bytes]:
         self._write()  # so that all traces noted before are found
-        if self._folder is not None:
-            return newest_lines(self._folder)
-        with self._lock:
-            kept = [*reversed(self._kept)]
-        return self._as_lines(kept)
+        return newest_lines(self._folder)
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -246,14 +230,10 @@ class FlightRecorder:
             self._is_woken = False
             self._write()
         self._write()
-        if self._segments is not None:
-            self._segments.close()
+        self._segments.close()
 
     def _write(self) -> None:
         with self._lock:
-            if self._segments is None:
-                self._keep()
-                return
             lines = [*self._as_lines(self._drained())]
             if not lines:
                 return
@@ -288,19 +268,6 @@ class FlightRecorder:
             except Exception:  # noqa: BLE001 (the boundary of a thread that must live on, whatever a trace holds)
                 self.failed += 1
                 _log.exception("request %r cannot be recorded", request_trace.id)
-
-    def _keep(self) -> None:
-        for trace in self._drained():
-            is_small = not isinstance(trace, bytes) and is_usual(trace)
-            for kept in (trace,) if is_small else self._as_lines((trace,)):
-                self._kept.append(kept)
-                self._kept_bytes += _size_bytes(kept)
-            while len(self._kept) > self.limit or self._kept_bytes > self._limit_bytes:
-                self._kept_bytes -= _size_bytes(self._kept.popleft())
-
-
-def _size_bytes(kept: bytes | RequestTrace) -> int:
-    return len(kept) if isinstance(kept, bytes) else USUAL_BYTES
 
 
 def last(lines: Iterable[bytes], count: int) -> list[dict[str, Any]]:

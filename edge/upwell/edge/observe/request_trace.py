@@ -163,19 +163,6 @@ def trace_of(
     ))  # fmt: skip
 
 
-USUAL_BYTES = 1200
-"""Memory of a trace of the usual size (bytes)."""
-MOST_LETTERS = 200
-
-
-def is_usual(request_trace: RequestTrace) -> bool:
-    """Whether the trace takes about `USUAL_BYTES`: no value in it has a size chosen by a caller."""
-    if len(request_trace.row_sizes_bytes) != 1 or request_trace.misses:
-        return False
-    letters = sum(len(name) + len(value) for name, value in request_trace.tags.items())
-    return letters + len(request_trace.id) + len(request_trace.error[1]) <= MOST_LETTERS
-
-
 _ENCODER = json.JSONEncoder(allow_nan=False, check_circular=False, separators=(",", ":"))
 
 

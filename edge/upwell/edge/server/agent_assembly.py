@@ -22,6 +22,7 @@ from upwell.edge.models.first_run import blank_request
 from upwell.edge.models.model_config import ModelSection
 from upwell.edge.models.plausible_outputs import implausible
 from upwell.edge.observe.agent_health import release_part
+from upwell.edge.observe.flight_recorder import LIMIT, UnknownRequest
 from upwell.edge.policy.periodic_jobs import PeriodicJobs
 from upwell.edge.policy.policy_file import check_policy
 from upwell.edge.runtimes.input_check import run_on_zeros
@@ -41,7 +42,7 @@ from upwell.shared.tensors import Array
 if TYPE_CHECKING:  # imported where agent.yaml asks for them, since that takes long
     from upwell.edge.case_collection.case_delivery import CaseHome
     from upwell.edge.case_collection.cases_section import CasesSection
-    from upwell.edge.fleet.device_facts import AgentView
+    from upwell.edge.fleet.device_facts import AgentView, Sections
     from upwell.edge.fleet.fleet_config import FleetSection
     from upwell.edge.fleet.fleet_poller import FleetPoller
     from upwell.edge.spool.result_sinks import Sink
@@ -93,7 +94,7 @@ def assemble(config: AgentConfig, on_result: Callable[[SpoolResult], None] | Non
         parts = AgentParts(
             name=section.name,
             state_dir=state_dir,
-            recorder_limit=section.flights,
+            recorder_limit=LIMIT if section.flights is None else section.flights,
             spool=None if state_dir is None else _spool_limits(section.spool),
             sinks=_sinks(section.spool.results, on_result),
             tracer=tracer,
@@ -141,7 +142,6 @@ def _sinks(results: Path | None, on_result: Callable[[SpoolResult], None] | None
 def _report(agent: AgentCore, config: AgentConfig) -> FleetPoller | None:
     """Report to a fleet service and a metrics collector until the agent is closed. Raises `ConfigError`."""
     from upwell.edge.fleet.device_facts import AgentView, DemandView, resource_attributes
-    from upwell.edge.observe.explain_text import tell_elsewhere
     from upwell.shared.opamp import digest_of
 
     agent_digest = digest_of(config.model_dump_json().encode()).hex()
@@ -152,7 +152,7 @@ def _report(agent: AgentCore, config: AgentConfig) -> FleetPoller | None:
         counts=agent.metrics.totals,
         now=partial(_link_and_spool, agent),
         drift=partial(_drift, agent),
-        explain=lambda request: tell_elsewhere(agent.flight_recorder.find(request)),
+        explain=partial(_explain, agent),
         configuration=lambda: {
             "agent.yaml": agent_digest,
             "policy.yaml": agent.router.digest,
@@ -189,6 +189,14 @@ def _join_fleet(agent: AgentCore, config: AgentConfig, section: FleetSection, vi
     agent.close_with(poller.close)
     agent.describe_with("fleet", poller.describe)
     return poller
+
+
+def _explain(agent: AgentCore, request: str) -> Sections:
+    from upwell.edge.observe.explain_text import tell_elsewhere
+
+    if agent.flight_recorder is None:
+        raise UnknownRequest("without a `state_dir` no requests are recorded")
+    return tell_elsewhere(agent.flight_recorder.find(request))
 
 
 def _link_and_spool(agent: AgentCore) -> dict[str, float | None]:

@@ -20,7 +20,7 @@ from upwell.edge.admission.request_admission import Admission
 from upwell.edge.models.edge_model import EdgeModel, ModelHealth, ServedModel
 from upwell.edge.observe.agent_health import HealthPart, document, drift_part, health_of
 from upwell.edge.observe.agent_metrics import AgentMetrics
-from upwell.edge.observe.flight_recorder import FOLDER_NAME, FlightRecorder
+from upwell.edge.observe.flight_recorder import FOLDER_NAME, LIMIT, FlightRecorder
 from upwell.edge.observe.request_trace import trace_of
 from upwell.edge.policy.periodic_jobs import BUDGETS_NAME, BudgetFile, PeriodicJobs
 from upwell.edge.policy.policy_file import PolicyFile, check_policy
@@ -76,7 +76,7 @@ class AgentParts:
     name: str = "agent"
     state_dir: StateDir | None = None
     """The folder for state that survives a restart; without it nothing is stored."""
-    recorder_limit: int | None = None
+    recorder_limit: int = LIMIT
     spool: SpoolLimits | None = None
     """The limits of the spool; None for the usual ones."""
     sinks: Sequence[Sink] = ()
@@ -130,7 +130,7 @@ class AgentCore(Closing):
             self.router, self.uplinks, self.metrics, Admission(), parts.tracer, parts.name, seen=seen
         )
         folder = None if parts.state_dir is None else parts.state_dir.path
-        self.flight_recorder = FlightRecorder(None if folder is None else folder / FOLDER_NAME, parts.recorder_limit)
+        self.flight_recorder = None if folder is None else FlightRecorder(folder / FOLDER_NAME, parts.recorder_limit)
         self.spool: Spool | None = None
         self._shadow: ShadowRelease | None = None
         self._log: RequestLog | None = None
@@ -326,13 +326,15 @@ class AgentCore(Closing):
             failed = None if driver is None else driver.record()
             end_request(context, request, failed, error)
             if failed is not None:
-                self.flight_recorder.note(
-                    trace_of(failed, error, self.router.recent, time.monotonic(), self.router.digest)
-                )
+                self._note(failed, error, time.monotonic())
             if is_end:
                 raise error from None
             raise
         return self._kept(done, answer, context, request)
+
+    def _note(self, done: RequestRecord, ended: Answer | UpwellError, now_s: float) -> None:
+        if self.flight_recorder is not None:  # without a folder nobody could read it
+            self.flight_recorder.note(trace_of(done, ended, self.router.recent, now_s, self.router.digest))
 
     def _kept(self, done: RequestRecord, answer: Answer, context: RequestContext, request: Request) -> Answer:
         """The answer, after everything to be stored about the request is queued for the disk."""
@@ -348,7 +350,7 @@ class AgentCore(Closing):
             self._cloud_models.learn(done, answer)
         if done.first.verdict.failed_rule:
             self.metrics.rule_failed(done.first.verdict.failed_rule)
-        self.flight_recorder.note(trace_of(done, answer, self.router.recent, now_s, self.router.digest))
+        self._note(done, answer, now_s)
         if answer.cloud_digest:
             if not answer.cut:  # a tail is not the cloud model that calibrations refer to
                 self.router.identify_cloud(model, answer.cloud_digest)

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from upwell.edge.observe.flight_recorder import FRAMES_NAME, FlightRecorder
+from upwell.edge.observe.flight_recorder import FRAMES_NAME, LIMIT, FlightRecorder
 from upwell.edge.server.agent_core import AgentCore
 from upwell.edge.spool.spooled_request import SpoolResult
 from upwell.pipelines.config.pipelines_config import PipelinesConfig, PipelineSection
@@ -217,7 +217,7 @@ def build_pipelines(
         on_failure.callback(results.unbind)
         # Until then answers may come and amend events.
         on_failure.callback(_flush, outbox, "lost" if state_dir is None else "kept for the next start")
-        frames, limit = None, agent.flight_recorder.limit
+        frames, limit = None, LIMIT if agent.flight_recorder is None else agent.flight_recorder.limit
         if state_dir is not None and limit:
             frames = FlightRecorder(state_dir / FRAMES_NAME, limit)
             on_failure.callback(frames.close)
