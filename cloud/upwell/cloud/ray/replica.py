@@ -110,8 +110,8 @@ class Replica:
         check_any(results)
         self._service = CloudService(results)
         self._dataplane = self._telemetry.before(limited(self._service, serve.limits, by_token=False))
-        self._methods = methods_of(self._dataplane)
         self._most_bytes = serve.max_message
+        self._methods = methods_of(self._dataplane, self._most_bytes)
         self._pool = ThreadPoolExecutor(calls_at_once(results, config) + QUICK_CALLS, "oip")
 
     async def ServerLive(self, data: bytes, grpc_context: Context) -> Serialized:  # noqa: N802 (the protocol's name)
@@ -179,9 +179,8 @@ class Replica:
         leaves."""
         call = call_of(context)
         try:
-            self._check_size(data, "request")
+            self._check_size(data)
             answer = await self._in_thread(partial(self._methods[method], data, call))
-            self._check_size(answer, "answer")
         except asyncio.CancelledError:
             call.cancelled.set()
             raise
@@ -197,19 +196,18 @@ class Replica:
         """The reply to one request of a stream, which may be an error."""
         request: InferRequest | None = None
         try:
-            self._check_size(data, "request")
+            self._check_size(data)
             with self._dataplane.reading(call, len(data)):
                 request = read_request(data)
-            answer = serialized(converters.serialize_stream_response, infer(self._dataplane, request, call))
-            self._check_size(answer, "answer")
+            response = infer(self._dataplane, request, call)
+            return serialized(converters.serialize_stream_response, response, self._most_bytes)
         except Exception as error:  # noqa: BLE001 (as above)
             status = failure(error)
             return converters.serialize_stream_error(status.text, status.code.name, request)
-        return answer
 
-    def _check_size(self, data: bytes, what: str) -> None:
+    def _check_size(self, data: bytes) -> None:
         if len(data) > self._most_bytes:
-            raise Refused(f"the {what} has {len(data)} bytes; {self._most_bytes} are allowed")
+            raise Refused(f"the request has {len(data)} bytes; {self._most_bytes} are allowed")
 
 
 def call_of(context: Context) -> Call:

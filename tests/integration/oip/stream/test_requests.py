@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 
-from tests.integration.oip.harness import TIMEOUT_S
+from tests.integration.oip.harness import TIMEOUT_S, Serve
 from tests.integration.oip.stream.harness import LARGE, Limited, Open, message
 from upwell.shared.errors import InvalidRequest, ModelFailed, Unavailable
 from upwell.shared.oip.auth.bearer_tokens import KnownTokens, TokenInterceptor
@@ -19,8 +22,11 @@ from upwell.shared.oip.auth.caller import Permits
 from upwell.shared.oip.dataplane import Call, InferRequest, InferResponse
 from upwell.shared.oip.fake_dataplane import FakeDataplane
 from upwell.shared.oip.grpc.server.model_stream import StreamLimits
+from upwell.shared.oip.grpc.server.server import Connections
+from upwell.shared.oip.grpc.server.servicer import SERVICE
 from upwell.shared.oip.grpc.server.slow_clients import PATIENCE_S
 from upwell.shared.platform.call_threads import yield_permit
+from upwell.shared.tensors import Array
 
 
 def test_each_request_is_answered_with_its_id_in_order(stream: Open) -> None:
@@ -60,6 +66,38 @@ def test_errors_are_answers_and_the_stream_goes_on(stream: Open) -> None:
     assert garbage.infer_response.parameters["upwell.status"].string_param == "INVALID_ARGUMENT"
     assert empty.error_message == good.error_message == ""
     assert good.infer_response.id == "good"
+
+
+class Growing(FakeDataplane):
+    """Answers any request with this tensor."""
+
+    def __init__(self, made: Array) -> None:
+        super().__init__()
+        self.made = made
+
+    def infer(self, request: InferRequest, call: Call) -> InferResponse:
+        response = super().infer(request, call)
+        return response if request.id == "small" else replace(response, outputs={"made": self.made})
+
+
+@pytest.mark.parametrize("made", [np.zeros(5000, np.uint8), np.full(1, b"x" * 5000, object)], ids=["bytes", "text"])
+def test_an_answer_that_is_too_large_is_an_error_of_its_request_alone(serve: Serve, made: Array) -> None:
+    server = serve(dataplane=Growing(made), connections=Connections(max_message_bytes=4096))
+    with grpc.insecure_channel(server.addresses[0]) as channel:
+        stream = Open(channel)
+        for name in ("small", "large", "small"):
+            stream.put(message(name))
+        assert stream.good() == "small"
+        large = stream.answer()
+        assert re.search(r"^the answer takes 5\d\d\d bytes; at most 4096 are sent", large.error_message)
+        assert large.infer_response.id == "large"
+        assert large.infer_response.parameters["upwell.status"].string_param == "RESOURCE_EXHAUSTED"
+        assert stream.good() == "small"
+        stream.put(None)
+        call: Any = channel.unary_unary(f"/{SERVICE}/ModelInfer")
+        with pytest.raises(grpc.RpcError, match=r"the answer takes 5\d\d\d bytes") as caught:
+            call(message("large"), timeout=TIMEOUT_S)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def test_a_failing_model_is_an_answer_and_a_bug_is_not_shown(stream: Open, fake: FakeDataplane) -> None:

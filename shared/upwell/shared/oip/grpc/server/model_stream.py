@@ -21,6 +21,7 @@ import grpc
 from upwell.shared.errors import Unauthenticated, Unavailable
 from upwell.shared.oip.auth.caller import client_key, current_caller, renewed, set_caller
 from upwell.shared.oip.codec import converters
+from upwell.shared.oip.codec.tensor_contents import DEFAULT_MAX_MESSAGE_BYTES
 from upwell.shared.oip.dataplane import Dataplane, InferRequest
 from upwell.shared.oip.error_statuses import Status
 from upwell.shared.oip.grpc.fastpath.inner_parts import SHORT_BYTES, Send, flow_of
@@ -46,9 +47,9 @@ class StreamLimits:
     Each of the `streams` has one request answered at a time, while the next one is read. If answers take longer than
     `quick_s`, up to `ahead` are in progress, each in a thread of its own, of which all streams together have `helpers`
     beside the first of each. A request counts until the client has taken its answer, so a slow reader cannot pile up
-    answers; of large ones fewer are in progress (`Stream`). Times in seconds: `idle_s` without a request; `stall_s` for
-    an answer that the client does not take; `age_s` of a stream, since permissions are checked when it opens; after
-    `spare_s` of silence it may be ended to make room.
+    answers; of large ones fewer are in progress (`Stream`), and those above `answer_bytes` are refused. Times in
+    seconds: `idle_s` without a request; `stall_s` for an answer that the client does not take; `age_s` of a stream,
+    since permissions are checked when it opens; after `spare_s` of silence it may be ended to make room.
     """
 
     streams: int = 64
@@ -59,6 +60,7 @@ class StreamLimits:
     stall_s: float = 60.0
     age_s: float = 3600.0
     spare_s: float = 1.0
+    answer_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
 
     @property
     def threads(self) -> int:
@@ -266,7 +268,8 @@ class Stream:
                 set_caller(caller)
             with self._dataplane.reading(self._call, len(data)):
                 request = read_request(data)
-            answer = serialized(converters.serialize_stream_response, infer(self._dataplane, request, self._call))
+            response = infer(self._dataplane, request, self._call)
+            answer = serialized(converters.serialize_stream_response, response, self._limits.answer_bytes)
         except Exception as error:  # noqa: BLE001 (the boundary: callers must not see the inside of a bug)
             status = failure(error)
             if isinstance(error, Unauthenticated) or (isinstance(error, Unavailable) and not self._dataplane.ready()):

@@ -6,7 +6,7 @@ import errno
 import os
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -126,8 +126,9 @@ def start_server(
     unread = UnreadAnswers(most_unread_bytes(connections.max_message_bytes))
     registrar = cast(grpc.Server, Registrar(server, PendingCalls(executor, max_workers, unread)))
     permitted = Permits(dataplane) if tokens else dataplane
-    streams = Streams(permitted, executor, unread)
-    add_methods(registrar, methods_of(permitted))
+    limits = replace(DEFAULT_LIMITS, answer_bytes=connections.max_message_bytes)
+    streams = Streams(permitted, executor, unread, limits)
+    add_methods(registrar, methods_of(permitted, connections.max_message_bytes))
     streams.add_to(registrar)
     for add_service in extra:
         add_service(registrar)

@@ -16,7 +16,7 @@ from typing import NoReturn, TypeAlias
 
 import grpc
 
-from upwell.shared.errors import InvalidRequest, UpwellError
+from upwell.shared.errors import InvalidRequest, Refused, UpwellError
 from upwell.shared.oip.auth.caller import certificate_name, current_caller
 from upwell.shared.oip.class_labels import infer_classified
 from upwell.shared.oip.codec import converters
@@ -76,12 +76,24 @@ def infer(dataplane: Dataplane, request: InferRequest, call: Call) -> InferRespo
     return infer_classified(dataplane, request, call)
 
 
-def serialized(serialize: Callable[[InferResponse], bytes], response: InferResponse) -> bytes:
-    """Serialize an answer. An answer that the protocol cannot carry is not the caller's fault."""
+def serialized(serialize: Callable[[InferResponse], bytes], response: InferResponse, most_bytes: int) -> bytes:
+    """Serialize an answer. An answer that the protocol cannot carry is not the caller's fault.
+
+    Raises `Refused` if it takes more than `most_bytes`, if possible before memory is taken for it: gRPC would make two
+    more copies first, and end a whole stream.
+    """
+    _check_size(sum(array.nbytes for array in response.outputs.values() if not array.dtype.hasobject), most_bytes)
     try:
-        return serialize(response)
+        answer = serialize(response)
     except UpwellError as error:
         raise RuntimeError("the answer cannot be serialized") from error
+    _check_size(len(answer), most_bytes)
+    return answer
+
+
+def _check_size(size_bytes: int, most_bytes: int) -> None:
+    if size_bytes > most_bytes:
+        raise Refused(f"the answer takes {size_bytes} bytes; at most {most_bytes} are sent (`max_message`)")
 
 
 def timeout_s(value: object) -> float | None:
@@ -114,9 +126,9 @@ Method: TypeAlias = Callable[[bytes, Call], bytes]
 """A method of the protocol, from serialized request to serialized answer. Raises `UpwellError`."""
 
 
-def methods_of(dataplane: Dataplane) -> Mapping[str, Method]:
-    """The six unary methods, by name."""
-    servicer = _Servicer(dataplane)
+def methods_of(dataplane: Dataplane, most_bytes: int) -> Mapping[str, Method]:
+    """The six unary methods, by name. Answers of models that take more than `most_bytes` are refused."""
+    servicer = _Servicer(dataplane, most_bytes)
     methods: tuple[Method, ...] = (
         servicer.server_live,
         servicer.server_ready,
@@ -139,8 +151,9 @@ def add_methods(server: grpc.Server, methods: Mapping[str, Method]) -> None:
 class _Servicer:
     """Decode, call, encode."""
 
-    def __init__(self, dataplane: Dataplane) -> None:
+    def __init__(self, dataplane: Dataplane, most_bytes: int) -> None:
         self._dataplane = dataplane
+        self._most_bytes = most_bytes
 
     def server_live(self, data: bytes, _: Call) -> bytes:
         converters.parse_empty(data)
@@ -165,7 +178,8 @@ class _Servicer:
     def model_infer(self, data: bytes, call: Call) -> bytes:
         with self._dataplane.reading(call, len(data)):
             request = read_request(data)
-        return serialized(converters.serialize_infer_response, infer(self._dataplane, request, call))
+        response = infer(self._dataplane, request, call)
+        return serialized(converters.serialize_infer_response, response, self._most_bytes)
 
 
 def _guarded(method: Method) -> Callable[[bytes, grpc.ServicerContext], bytes]:
