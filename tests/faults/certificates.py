@@ -31,8 +31,16 @@ class Authority:
         self._folder = folder
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _named(name)
-        usage = x509.BasicConstraints(ca=True, path_length=0)
-        self._certificate = _builder(self._name, self._name, self._key).add_extension(usage, critical=True)
+        signing = x509.KeyUsage(
+            digital_signature=False, content_commitment=False, key_encipherment=False, data_encipherment=False,
+            key_agreement=False, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False,
+        )  # fmt: skip
+        self._certificate = (
+            _builder(self._name, self._name, self._key)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(signing, critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), critical=False)
+        )
         self.ca = folder / "ca.pem"
         self.ca.write_bytes(_pem(self._certificate.sign(self._key, hashes.SHA256())))
 
@@ -50,7 +58,12 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         address = [x509.IPAddress(ip_address("127.0.0.1"))] if host == "localhost" else []
         hosts = x509.SubjectAlternativeName([x509.DNSName(host), *address])
-        certificate = _builder(_named(name), self._name, key, starts_in).add_extension(hosts, critical=False)
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())  # Python 3.13 asks for it
+        certificate = (
+            _builder(_named(name), self._name, key, starts_in)
+            .add_extension(hosts, critical=False)
+            .add_extension(issuer, critical=False)
+        )
         cert.write_bytes(_pem(certificate.sign(self._key, hashes.SHA256())))
         key_path.write_bytes(
             key.private_bytes(

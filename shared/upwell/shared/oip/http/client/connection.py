@@ -32,6 +32,10 @@ class _Reader(io.BufferedReader):
     def close(self) -> None:
         """Do nothing."""
 
+    def flush(self) -> None:
+        """Do nothing: an answer that is dropped flushes its reader, and Python 3.13 reports what that raises once the
+        connection is closed."""
+
 
 class HttpConnection(io.RawIOBase):
     """A connected socket on which no wait goes beyond `until_s` (monotonic), however slowly bytes come."""
