@@ -79,9 +79,9 @@ def trial(
                 write(annotated(answered.scene, running.zones))
         status = running.status
     if as_json:
-        typer.echo(json.dumps(_document(status, out, has_pictures)))
+        typer.echo(json.dumps(_document(status, out)))
     else:
-        _tell(status, out, has_pictures)
+        _tell(status, out)
     if status.source.explained:
         stderr_console().print(f"error: {video}: the video ended early: {status.source.explained}", markup=False)
         raise typer.Exit(EXIT_FAILED)
@@ -158,9 +158,8 @@ class _VideoFile:
             self.stream = self.file.add_stream("mpeg4", rate=self.fps)
             self.stream.width, self.stream.height, self.stream.pix_fmt = width, height, "yuv420p"
             self.stream.bit_rate = max(1_000_000, width * height * self.fps // 4)
-        if (height, width) != (self.stream.height, self.stream.width):  # the video changed its size
-            return
         frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
+        frame = frame.reformat(self.stream.width, self.stream.height)  # the recording may change its size
         self.file.mux(self.stream.encode(frame))
 
 
@@ -176,7 +175,7 @@ def _video_file(path: Path, fps: int) -> Iterator[Any]:
             file.mux(video.stream.encode())
 
 
-def _document(status: PipelineStatus, out: Path, has_pictures: bool) -> dict[str, Any]:
+def _document(status: PipelineStatus, out: Path) -> dict[str, Any]:
     ordered = sorted(status.latencies_s)
     return {
         "pipeline": status.name,
@@ -188,12 +187,12 @@ def _document(status: PipelineStatus, out: Path, has_pictures: bool) -> dict[str
             for name, latency_s in (("p50", percentile(ordered, 0.5)), ("p99", percentile(ordered, 0.99)))
         },
         "last_failure": status.last_failure,
-        "files": [str(out / EVENTS), *([str(out / VIDEO)] if has_pictures else [])],
+        "files": [str(out / name) for name in (EVENTS, VIDEO) if (out / name).exists()],
     }
 
 
-def _tell(status: PipelineStatus, out: Path, has_pictures: bool) -> None:
-    document = _document(status, out, has_pictures)
+def _tell(status: PipelineStatus, out: Path) -> None:
+    document = _document(status, out)
     table = Table("what", "count", title=plain(f"{status.name}: {status.captured} frames"))
     for outcome, count in Counter(document["frames"]).most_common():
         table.add_row(plain(f"frames {outcome}"), str(count))
@@ -203,5 +202,6 @@ def _tell(status: PipelineStatus, out: Path, has_pictures: bool) -> None:
     console.print(table)
     if document["latency_p50_ms"] is not None:
         console.print(f"from capture to answer {document['latency_p50_ms']} ms (p99 {document['latency_p99_ms']} ms)")
-    frames = f", {out / VIDEO} the answered frames" if has_pictures else ""
-    console.print(f"{out / EVENTS} has the events{frames}", markup=False)
+    held = {str(out / EVENTS): "events", str(out / VIDEO): "answered frames"}
+    if files := document["files"]:
+        console.print(", ".join(f"{one}: {held[one]}" for one in files), markup=False)

@@ -13,6 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from tests.pipelines_media import MadeVideo
 from tests.pipelines_run import FOLLOWED, pipelines_text, write_agent
 from upwell.shared.errors import ConfigError
 from upwell.tools.pipeline_test_cli import trial
@@ -49,6 +50,23 @@ def test_pictures_of_one_row_or_one_pixel_are_answered_and_shown(tmp_path: Path)
         with av.open(str(tmp_path / "out" / "annotated.mp4")) as file:
             shapes = [frame.to_ndarray(format="rgb24").shape for frame in file.decode(video=0)]
         assert shapes == [(2, width + 1, 3)] * 3
+
+
+def test_the_annotated_video_has_each_answered_frame_though_the_recording_changes_its_size(tmp_path: Path) -> None:
+    large, small = MadeVideo(10), MadeVideo(10, first=10, width=80, height=60, start_s=0.2)
+    (tmp_path / "made.ts").write_bytes(b"".join(large.chunks() + small.chunks()))
+    document = json.loads(tried(tmp_path, tmp_path / "made.ts").stdout)
+    assert document["frames"] == {"answered": 20}
+    with av.open(str(tmp_path / "out" / "annotated.mp4")) as file:
+        assert [(one.width, one.height) for one in file.decode(video=0)] == [(160, 120)] * 20
+
+
+def test_files_that_nothing_was_written_to_are_not_named(tmp_path: Path) -> None:
+    recording = write_grey(tmp_path / "small.mkv", 16, 16)
+    never = {"video": "rtsp://camera", "deadline": "0.001ms"}
+    assert json.loads(tried(tmp_path, recording, source=never).stdout)["files"] == []
+    quiet = json.loads(tried(tmp_path, recording, events=[]).stdout)
+    assert quiet["files"] == [str(tmp_path / "out" / "annotated.mp4")]
 
 
 def test_a_recording_is_never_replaced_by_its_own_results(tmp_path: Path) -> None:

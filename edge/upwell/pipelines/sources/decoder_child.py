@@ -261,6 +261,8 @@ def opened_decoder(stream: VideoStream, request: DecoderRequest) -> tuple[VideoC
     """The requested decoder or else the stream's own, and the reason if it is not the requested one."""
     own = stream.codec_context
     limits = {"max_pixels": str(request.max_pixels + _ALIGNED_PIXELS)}
+    if own.codec.name == "mjpeg":
+        limits["err_detect"] = "explode"  # else a picture that breaks off is grey from there on, and not marked corrupt
     instead = ""
     if request.decoder:
         try:

@@ -230,6 +230,19 @@ def test_damage_within_a_file_costs_the_frame_that_it_hits_which_is_counted(tmp_
     assert 1 <= status.undecodable <= 3
 
 
+def test_a_jpeg_picture_that_breaks_off_is_undecodable_and_not_grey_from_there_on(tmp_path: Path) -> None:
+    parts = [jpeg_part(number) for number in range(6)]
+    head, body = parts[3].split(b"\r\n\r\n", 1)
+    kept = body[: (body.index(b"\xff\xda") + len(body)) // 2]  # half of the scan
+    parts[3] = head.replace(b"%d" % (len(body) - 2), b"%d" % len(kept)) + b"\r\n\r\n" + kept + b"\r\n"
+    path = tmp_path / "made.mjpg"
+    path.write_bytes(b"".join(parts))
+    source = VideoSource(VideoSettings(str(path)))
+    assert [number_of(frame.pixels) for frame in frames_of(source)] == [0, 1, 2, 4, 5]
+    assert (source.status.given, source.status.undecodable) == (5, 1)
+    source.close()
+
+
 @pytest.mark.slow
 def test_pictures_that_grow_over_the_limit_end_a_file(tmp_path: Path) -> None:
     small, large = MadeVideo(count=25), MadeVideo(count=25, first=25, width=320, height=240, start_s=0.5)
