@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shutil
 import sqlite3
 import threading
 import time
@@ -222,7 +223,7 @@ class OutboxJobs:
 
     def _open(self, first_sequence: int) -> OutboxStore:
         connection = open_database(self._path, SCHEMA)
-        store = OutboxStore(connection, self._sinks, self._limits.limit_bytes, self._others)
+        store = OutboxStore(connection, self._sinks, self._limits.limit_bytes, self._free_bytes, self._others)
         try:
             with store.transaction(durable=True):
                 beginning = store.begin(first_sequence)
@@ -238,6 +239,9 @@ class OutboxJobs:
         self._tally({(sink, "resumed"): number for sink, number in beginning.waiting.items()})
         _tell_of(beginning.gone)
         return store
+
+    def _free_bytes(self) -> int:
+        return shutil.disk_usage(self._path.parent).free
 
     def _begin_anew(self, error: Exception) -> OutboxStore:
         """Move a damaged database aside. Sequences go on above its own, which receivers have seen."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -20,6 +20,9 @@ OVERHEAD_BYTES = 512
 """Disk space of a message beyond its body and picture (bytes)."""
 
 _BATCH_BYTES = 1 << 20
+_LEAST_BYTES = 1 << 20
+"""What messages may take even where the disk has no more: it then refuses them, which is a problem that is told."""
+
 _POISONED_SHARE = 10
 """The share of the limit for messages set aside."""
 
@@ -107,7 +110,8 @@ class OutboxStore:
     """One connection. Every method but `close` runs inside `transaction`, in one thread at a time.
 
     `sinks` are the names of the sinks by pipeline. The messages of the pipelines `others` wait for another program.
-    `counted` holds, by sink and outcome, what the current transaction did; it counts once that has ended.
+    `free_bytes` tells the free space of the disk. `counted` holds, by sink and outcome, what the current transaction
+    did; it counts once that has ended.
     """
 
     def __init__(
@@ -115,9 +119,11 @@ class OutboxStore:
         connection: sqlite3.Connection,
         sinks: Mapping[str, Sequence[str]],
         limit_bytes: int,
+        free_bytes: Callable[[], int],
         others: Collection[str] = (),
     ) -> None:
         self._connection = connection
+        self._free_bytes = free_bytes
         self.sinks = sinks
         self._others = others
         self._limit_bytes = limit_bytes
@@ -193,7 +199,13 @@ class OutboxStore:
         return float(self._connection.execute("SELECT coalesce(max(kept_s), 0) FROM messages").fetchone()[0])
 
     def add(self, messages: Sequence[Message], now_s: float) -> None:
-        """Store these messages in this order, and drop the oldest to make room."""
+        """Store these messages in this order, and drop the oldest to make room.
+
+        They grow to at most half of the space that others leave: on a full disk the write-ahead log could not say
+        that sinks have taken them, and it would stay full.
+        """
+        half_bytes = (self._free_bytes() + self._file_bytes()) // 2
+        limit_bytes = min(self._limit_bytes, max(half_bytes, self._held(), _LEAST_BYTES))
         for message in messages:
             self._connection.execute(
                 "INSERT INTO sequences VALUES (?1, ?2) ON CONFLICT (pipeline) DO UPDATE SET last = max(last, ?2)",
@@ -215,7 +227,7 @@ class OutboxStore:
                 ),
             )  # fmt: skip
             self._held_bytes = self._held() + size_bytes
-        while self._held() > self._limit_bytes:
+        while self._held() > limit_bytes:
             self._drop(self._number("SELECT min(number) FROM messages"), "dropped_size")
 
     def expire(self, oldest_s: float) -> None:
@@ -334,6 +346,9 @@ class OutboxStore:
     def _count(self, pipeline: str, after: int, until: int) -> int:
         query = "SELECT count(*) FROM messages WHERE pipeline = ? AND number > ? AND number <= ?"
         return self._number(query, pipeline, after, until)
+
+    def _file_bytes(self) -> int:
+        return self._number("PRAGMA page_count") * self._number("PRAGMA page_size")
 
     def _held(self) -> int:
         if self._held_bytes is None:

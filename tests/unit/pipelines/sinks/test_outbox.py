@@ -435,6 +435,29 @@ def test_a_full_disk_refuses_what_is_put_and_what_was_there_is_still_delivered(t
     assert sink.keys == [f"dock-{number}" for number in range(5)]
 
 
+def test_what_waits_leaves_half_of_a_small_disk_to_the_log_that_lets_it_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk_bytes = 16 << 20
+
+    def taken_bytes() -> int:
+        return sum(one.stat().st_size for one in tmp_path.iterdir())
+
+    monkeypatch.setattr(outbox_jobs.OutboxJobs, "_free_bytes", lambda _: max(0, disk_bytes - taken_bytes()))
+    sink = RecordingSink()
+    sink.behaviour = refuse
+    with outbox(tmp_path, {"dock": [sink]}) as box:
+        for number in range(300):
+            assert box.put([message(number, padding_bytes=100_000)])
+            assert taken_bytes() < disk_bytes
+        counts = holds(box)
+        assert counts.waiting + counts.dropped_size == 300
+        assert 60 <= counts.waiting <= 80  # half of the disk, less what the log took
+        sink.behaviour = lambda _: None
+        assert box.flush(WAIT_S)
+    assert sink.keys == [f"dock-{number}" for number in range(300 - counts.waiting, 300)]
+
+
 def test_what_was_delivered_while_nothing_could_be_written_is_not_delivered_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
