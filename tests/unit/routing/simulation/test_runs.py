@@ -70,6 +70,13 @@ def test_a_large_case_goes_up_at_once_and_the_device_steps_in_at_the_end() -> No
     assert slow.edge_runs == 1
 
 
+def test_the_very_first_request_is_answered_in_time_by_the_device_if_the_cloud_is_silent() -> None:
+    text = "defaults: {deadline: 300ms}\nrules: [{name: up, match: {}, route: cloud}]"
+    [one] = routed(rules(text), scene([line(edge_s=0.1)], mbps=0.01))
+    assert one.in_time
+    assert one.route is Route.EDGE
+
+
 def test_where_the_policy_wants_an_error_a_late_cloud_is_no_answer() -> None:
     text = "defaults: {deadline: 300ms, on_cloud_failure: error}"
     [one] = routed(rules(text), scene([line(size_bytes=1_000_000)]))

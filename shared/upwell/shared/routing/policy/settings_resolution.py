@@ -330,6 +330,8 @@ class _Resolver:
             return hard
         share, risk = target.get("cloud_share", math.nan), target.get("max_risk", math.nan)
         hard = replace(hard, cloud_share=share, max_risk=risk)
+        if share in (0.0, 1.0):
+            return hard  # none or all need no threshold
         asked = (self._calibrations, self._model, hard.measure, target, self._model_pair)
         index, misfit = fitting(*asked), ""
         if index is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from upwell.shared.routing.box_hardness import OF_CHANCES
@@ -60,10 +61,18 @@ def routed(policy: Policy, scene: Scene, habits: Habits = Habits()) -> list[Simu
         drivers.append(SimulatedDriver(device, request))
         yield from drivers[-1].run()
 
+    _warm_up(scene.requests, kernel, pilot)
     for request in scene.requests:
         kernel.start(request.t_s, handle(request))
     kernel.run()
     return [one.served for one in drivers]
+
+
+def _warm_up(requests: Sequence[LoggedRequest], kernel: Kernel, pilot: Pilot) -> None:
+    """Let the router know the device's time before a model's first request, as the agent does from its trial runs."""
+    first = {request.line.model: request for request in reversed(requests) if not math.isnan(request.edge_s)}
+    for model, request in first.items():
+        kernel.call(request.t_s, partial(pilot.ran, model, 1, request.edge_s))
 
 
 def edge_only(policy: Policy, scene: Scene) -> list[SimulatedOutcome]:
