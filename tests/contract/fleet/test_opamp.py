@@ -57,6 +57,20 @@ def test_a_token_enrols_one_key_and_that_key_again_where_the_answer_was_lost(fle
     assert sum(one["name"] == "first" for one in fleet.get("/devices")["devices"]) == 1
 
 
+def test_the_answer_to_an_enrolment_knows_the_groups_of_the_labels_in_it(fleet: Service) -> None:
+    """Else the device would hear first that it is to take the newest release."""
+    fleet.do("PUT", "/groups/fresh", {"expression": 'labels.line == "fresh"'})
+    fleet.do("PUT", "/groups/fresh/release", {"release": 4})
+    fleet.fleet.state.assignments._read_at_s = float("-inf")  # as two seconds later
+    device = FakeDevice(fleet, "fresh")
+    message = device.message(agent_description=device.description(**{"upwell.label.line": "fresh"}))
+    message.connection_settings_request.opamp.certificate_request.csr = device.csr()
+    headers = {"Content-Type": "application/x-protobuf", "Authorization": f"Bearer {fleet.enrolment_token()}"}
+    heard = device.hear(fleet.send("POST", "/v1/opamp", message.SerializeToString(), headers))
+    fleet.do("DELETE", "/groups/fresh")
+    assert json.loads(heard.remote_config.config.config_map[WISH_FILE].body)["release"] == 4
+
+
 def test_nobody_polls_without_a_certificate_or_with_a_revoked_one(fleet: Service) -> None:
     device = fleet.enrolled("lost")
     message = device.message().SerializeToString()

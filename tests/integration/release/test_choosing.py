@@ -149,6 +149,39 @@ def test_who_chooses_may_send_a_device_back_by_one_release_while_that_is_allowed
         assert "is older than release" in device.comes_to("refused", first)
 
 
+@pytest.mark.parametrize("has_bundle", [False, True])
+def test_the_first_choice_may_be_older_than_what_the_device_took_before_it_knew_that(
+    folder: Path, publisher: Publisher, releases: Releases, has_bundle: bool
+) -> None:
+    for version in (3, 4):
+        releases.release({MODEL: publisher.bundle(version)})
+    config = write_device(folder, releases, publisher.bundle(2) if has_bundle else None)
+    with running(config) as device:
+        device.comes_to("trial" if has_bundle else "serving", 2)
+        device.release.choose(1)
+        assert not device.comes_to("trial" if has_bundle else "serving", 1)
+        until(lambda: device.answers == 3, APPEARS_S)
+    with running(config) as device:
+        assert (device.release.status().sequence, device.answers) == (1, 3)
+        device.release.choose(2)
+        device.comes_to("trial", 2)
+        until(lambda: device.answers == 4, APPEARS_S)
+        device.release.choose(1)
+        device.comes_to("serving", 1)
+
+
+def test_a_device_that_was_told_to_take_the_newest_takes_no_older_one(
+    folder: Path, publisher: Publisher, releases: Releases
+) -> None:
+    for version in (3, 4):
+        releases.release({MODEL: publisher.bundle(version)})
+    config = write_device(folder, releases, None)
+    with running(config) as device:
+        device.release.choose(None)
+        device.release.choose(1)
+        assert "is older than release 2" in device.comes_to("refused", 2)
+
+
 @pytest.mark.slow
 def test_long_after_it_was_installed_nobody_sends_a_device_back(
     folder: Path, publisher: Publisher, releases: Releases

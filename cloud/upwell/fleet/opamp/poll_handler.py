@@ -99,6 +99,7 @@ class PollHandler:
                 else:
                     device, certificate = enrolment.enrol(connection, peer.token, request, now.unix_s)
                 apply(connection, device, poll.report, now.unix_s)
+                device = _held(by_certificate(connection, certificate.serial))  # its groups go by what it reported
             return device, certificate
         with database.reading() as connection:
             return _held(by_certificate(connection, peer.serial)), None

@@ -299,10 +299,12 @@ def _joined(connection: Connection, rollout: Rollout, row: Row) -> Iterable[Even
         DEVICES.c.revoked_unix_s.is_(None),
     )  # fmt: skip
     holds = membership(row["expression"]).holds
+    of_groups = [one for one in all_groups(connection) if one["release"] is not None]
     for device in all_rows(connection, recent):
         if device["id"] not in rollout.members and device["attributes"] and holds(variables_of(device)):
             wave = wave_of_late(rollout.plan.waves, labels_of(device))
-            yield Joined(device["id"], _member(connection, device, wave))
+            due = {**device, "assigned": wanted(device, of_groups).release}  # it may have taken a newer one by itself
+            yield Joined(device["id"], _member(connection, due, wave))
 
 
 def _save(

@@ -215,10 +215,11 @@ class VersionStore:
         """
         with self._lock:
             state, name = self.state, bundle.manifest.name if bundle.manifest else ""
-            is_on_trial = bool(self.served or self.factory)
+            previous = self.served if self.served < bundle.version else 0
+            is_on_trial = bool(previous or self.factory)
             update: dict[str, Any] = {
                 "current": bundle.version,
-                "previous": self.served,
+                "previous": previous,
                 "name": name,
                 "look": Look(key=key),
             }
@@ -229,6 +230,14 @@ class VersionStore:
             self._served_from_s = time.monotonic()
         self._clear()
         shutil.rmtree(self.downloads, ignore_errors=True)
+
+    def step_aside(self) -> None:
+        """Admit an older version than the current one, which is served until that is installed."""
+        with self._lock:
+            version = self.state.current
+            former = {"current": 0, "previous": version, "is_on_trial": False, "tries": 0, "proven": 0, "look": Look()}
+            self._record.keep(former)
+            self.stands_in = version
 
     def settle(self, look: Look) -> None:
         """Remember the outcome of an offer that is not installed, and delete what was fetched of it."""
@@ -254,6 +263,8 @@ class VersionStore:
             newest = sorted({*self.state.blocklist, version})[-_MOST_BLOCKED:]
             reasons = {**self.state.blocklist, version: reason[:_LONGEST_REASON]}
             update: dict[str, Any] = {"blocklist": {one: reasons[one] for one in newest}}
+            if version == self.stands_in:
+                self.stands_in = None
             if version == self.state.current:
                 message = f"version {version} was rolled back: {reasons[version]}"
                 look = self.state.look.model_copy(update={"refusal": Refusal.BLOCKLISTED, "message": message})

@@ -22,9 +22,11 @@ class FleetChoice(BaseModel):
 
 
 class KeptFleetChoice:
-    """A choice that survives the process. Thread-safe."""
+    """A choice that survives the process. Thread-safe. `is_first`: no other was heard before, ever."""
 
     def __init__(self, path: Path) -> None:
+        self._is_awaited = not path.exists()
+        self.is_first = False
         self._file = StateFile(path, "the choice of a release", "the newest is taken")
         self._lock = threading.Lock()
         self._choice = self._file.read(FleetChoice.model_validate, FleetChoice())
@@ -37,8 +39,9 @@ class KeptFleetChoice:
     def keep(self, choice: FleetChoice) -> bool:
         """Set the choice; returns whether it changed. A failing disk is logged."""
         with self._lock:
-            if choice == self._choice:
-                return False
-            self._choice = choice
-            self._file.write(choice.model_dump())
-        return True
+            is_news = choice != self._choice
+            if is_news or self._is_awaited:
+                self.is_first, self._is_awaited = self._is_awaited, False
+                self._choice = choice
+                self._file.write(choice.model_dump())
+            return is_news

@@ -77,7 +77,7 @@ class ReleaseControl:
         reason = about.message or about.failure
         if self._source.is_fetching:
             phase = "fetching"
-        elif self._store.served != state.current:
+        elif state.current and self._store.served != state.current:
             phase, reason = "refused", f"release {state.current} does not load here; the log of the agent says why"
         elif state.is_on_trial:
             phase = "trial"

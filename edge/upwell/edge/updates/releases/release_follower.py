@@ -19,7 +19,9 @@ GoBack = Callable[[int], bool]
 
 
 class ReleaseFollower(UpdateFollower):
-    """An `UpdateFollower` within the choice made. `go_back` and `look_beside` are set once there is an agent."""
+    """An `UpdateFollower` within the choice made. `go_back`, `step_aside` and `look_beside` are set once there is an
+    agent.
+    """
 
     def __init__(
         self,
@@ -38,6 +40,7 @@ class ReleaseFollower(UpdateFollower):
         super().__init__(store, section, activate_chosen, source, circumstances)
         self._choice = choice
         self.go_back: GoBack = lambda _: False
+        self.step_aside: Callable[[], None] = lambda: None
         self.look_beside: Callable[[], None] = lambda: None
 
     def look(self, progress: Progress | None = None) -> Outcome:
@@ -48,11 +51,13 @@ class ReleaseFollower(UpdateFollower):
         is_early = choice.not_before_unix_s is not None and time.time() < choice.not_before_unix_s
         if is_early or (chosen == 0 and current == 0):
             return self._done("nothing_new")
-        if chosen is not None and chosen < current and chosen == self.store.state.previous:
+        if chosen is not None and chosen < current:
             self._unnamed = Look()
             try:
-                if self.go_back(chosen):
+                if chosen == self.store.state.previous and self.go_back(chosen):
                     return self._done("nothing_new")
+                if chosen and self._choice.is_first:
+                    self.step_aside()
             except BundleRefused as error:
                 return self._refused("", error)
         return super().look(progress)

@@ -103,7 +103,7 @@ class ReleaseStart:
         parts = replace(self._parts, load={name: start.load_again for name, start in starts.items()})
         switching = ReleaseSwitching(agent, ModelSwitching(agent, prepare), self.store, parts)
         self._activate = switching.activate
-        self.follower.go_back = switching.go_back
+        self.follower.go_back, self.follower.step_aside = switching.go_back, switching.step_aside
         state = self.store.state
         if self._serves != state.current:
             self.store.stands_in = self._serves  # the next start tries the current one again

@@ -163,9 +163,7 @@ class ReleaseSwitching:
         trial, state = self._trial, self._store.state
         if trial is not None and self._reject(trial, GONE_BACK):
             return True
-        stored, _ = opened(Bundle(self._store.folder / str(state.current)), self._parts)
-        installed_unix_s = state.installed_unix_s
-        if not installed_unix_s or time.time() - installed_unix_s > stored.document.back_within_s:
+        if not self._is_recent():
             return False
         bundle = self._store.open(state.current)
         if bundle is None or bundle.version != target:
@@ -177,6 +175,19 @@ class ReleaseSwitching:
         self._run_pipelines(former.stored)
         self._store.block(state.current, GONE_BACK, target)
         return True
+
+    def step_aside(self) -> None:
+        """Let an older release replace the first one, which the device took before it knew which was chosen: as long
+        as it could go back from it. Raises `BundleRefused` if its document cannot be read.
+        """
+        if not self._store.state.previous and self._is_recent():
+            self._store.step_aside()
+
+    def _is_recent(self) -> bool:
+        """Whether the installed release may still be given up, by its document."""
+        stored, _ = opened(Bundle(self._store.folder / str(self._store.state.current)), self._parts)
+        installed_unix_s = self._store.state.installed_unix_s
+        return bool(installed_unix_s) and time.time() - installed_unix_s <= stored.document.back_within_s
 
     def load_former(self, bundle: Bundle) -> FormerServing:
         """Load an installed release, or for version 0 what agent.yaml names. Raises `BundleRefused`."""

@@ -36,6 +36,7 @@ from upwell.shared.files import read_file
 
 _LONG_AGO = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _log = logging.getLogger(__name__)
+logging.getLogger("tuf").setLevel(logging.WARNING)  # at each look it logs which keys of the root have not signed
 
 
 class _TransportFetcher(FetcherInterface):
