@@ -64,7 +64,7 @@ def as_input(picture: bytes) -> Array:
 
 @dataclass(frozen=True)
 class Made:
-    """A case to be kept."""
+    """A case to be kept: of a picture, or of other `inputs`."""
 
     picture: bytes
     cloud: Mapping[str, Array]
@@ -73,6 +73,7 @@ class Made:
     inclusion: float = 0.0
     hardness: float | None = None
     tags: Mapping[str, str] | None = None
+    inputs: Mapping[str, Array] | None = None
 
     def case(self) -> CollectedCase:
         why: tuple[Why, ...] = ("random",) if self.inclusion else ("hard",)
@@ -81,7 +82,7 @@ class Made:
             inclusion=self.inclusion, signature=self.signature, edge_digest="sha256:e", cloud_digest="sha256:c",
             hardness=self.hardness, hard={"measure": "margin"} if self.hardness is not None else None,
         )  # fmt: skip
-        request = request_bytes("m", {"image": as_input(self.picture)})
+        request = request_bytes("m", self.inputs or {"image": as_input(self.picture)})
         return CollectedCase(facts, request, answer_bytes("m", self.edge), answer_bytes("m", self.cloud))
 
 

@@ -109,6 +109,8 @@ def test_cases_without_a_label_and_bundles_that_are_not_there_are_said(tmp_path:
     keep(folder, [Made(encoded((9, 9)), {"found": boxes(random.Random(1))}, {}, inclusion=0.5)])
     with pytest.raises(ConfigError, match="none of the 1 evaluation cases has a label"):
         run("evaluate", EDGE_BUNDLE, EDGE_BUNDLE, "--cases", folder)
+    with pytest.raises(ConfigError, match="there are no evaluation cases; collect some with `random`"):
+        run("evaluate", EDGE_BUNDLE, EDGE_BUNDLE, "--cases", tmp_path)
     with pytest.raises(ConfigError, match="there is no such bundle"):
         run("evaluate", tmp_path / "none", EDGE_BUNDLE, "--cases", state)
     with pytest.raises(ConfigError, match="no evaluation cases of 'pages'; there are some of m"):

@@ -32,6 +32,7 @@ from tests.integration.cases.made_cases import (
     CLASSIFIER,
     NAMES,
     Made,
+    as_input,
     boxes,
     encoded,
     keep,
@@ -168,6 +169,50 @@ def test_classes_as_folders_tables_and_names_that_no_file_system_takes(tmp_path:
     assert all((tmp_path / "csv" / row["file"]).read_bytes() == made[n].picture for n, row in enumerate(rows.values()))
 
 
+def test_texts_and_tensors_go_out_with_their_cases(tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    reader = CaseSignature.model_validate(
+        {
+            "has_rows": True,
+            "inputs": [{"name": "words", "kind": "text"}, {"name": "file", "kind": "tensor"}],
+            "outputs": [{"name": "scores", "kind": "logits", "labels": ["no", "yes"]}],
+        }
+    )
+    texts, ages = ["a <b> & c\nd \U0001f600", "long " * 40_000], np.array([[0.5, 2.0]], np.float32)
+    said_yes = {"scores": np.array([[0.0, 1.0]], np.float32)}
+    made = [
+        Made(b"", said_yes, {}, reader, inputs={"words": as_input(text.encode()), "file": ages + n})
+        for n, text in enumerate(texts)
+    ]
+    ids = keep(tmp_path / "state", made)
+    for form in ("csv", "parquet", "label-studio"):
+        said = run("cases", "export", tmp_path / "state", "--format", form, "--out", tmp_path / form)
+        assert (said["cases"], said["left_out"]) == (2, {})
+    table = pyarrow.parquet.read_table(tmp_path / "parquet" / "cases.parquet").to_pylist()
+    assert {row["id"]: row["text"] for row in table} == dict(zip(ids, texts, strict=True))
+    for number, row in enumerate(table):
+        with np.load(tmp_path / "parquet" / row["tensors"]) as tensors:
+            np.testing.assert_array_equal(tensors["file"], ages + number)
+    assert (
+        run("cases", "import", tmp_path / "state", checked(tmp_path / "csv" / "cases.csv"), "--format", "csv")["labels"]
+        == 2
+    )
+    tasks = json.loads((tmp_path / "label-studio" / "tasks.json").read_text())
+    assert [task["data"]["text"] for task in tasks] == texts
+    (choice,) = tasks[0]["predictions"][0]["result"]
+    interface = ElementTree.parse(tmp_path / "label-studio" / "label-config.xml")  # noqa: S314  our own, a line above
+    shown, control = interface.find("Text"), interface.find("Choices")
+    assert shown is not None
+    assert control is not None
+    assert (shown.get("name"), shown.get("value")) == (choice["to_name"], "$text")
+    assert (control.get("toName"), control.get("name")) == (choice["to_name"], choice["from_name"])
+    assert b"a &lt;b&gt; &amp; c d" in html_sheet(one.case() for one in made)
+    assert png_sheet((one.case() for one in made), 2) != png_sheet(
+        (Made(b"", {}, {}, reader, inputs={"file": ages}).case() for _ in made), 2
+    )
+
+
 def test_pictures_of_every_size_go_out_as_they_came_or_upright(tmp_path: Path) -> None:
     large = encoded((4000, 4000), "JPEG", "L")
     turned = encoded((7, 3), "JPEG", turn=6)
@@ -286,12 +331,30 @@ def test_numbers_of_a_table_come_back(tmp_path: Path) -> None:
     assert [read_labels(tmp_path / "state")[id].value for id in ids] == weights
 
 
+def test_of_several_annotations_the_one_marked_as_ground_truth_counts(tmp_path: Path) -> None:
+    made = [Made(encoded((4, 4)), {"scores": scores(0)}, {}, CLASSIFIER) for _ in range(2)]
+    ids = keep(tmp_path / "state", made)
+    choices = [
+        {"ground_truth": is_true, "result": [{"type": "choices", "value": {"choices": [name]}}]}
+        for name, is_true in (("normal", True), ("../up", False))
+    ]
+    tasks = [{"data": {"case": id}, "annotations": choices} for id in ids]
+    tasks[1] = {**tasks[1], "annotations": [{"was_cancelled": True, "ground_truth": True, "result": []}, choices[1]]}
+    (tmp_path / "labelled.json").write_text(json.dumps(tasks))
+    run("cases", "import", tmp_path / "state", tmp_path / "labelled.json", "--format", "label-studio")
+    assert [read_labels(tmp_path / "state")[id].label for id in ids] == ["normal", "../up"]
+    (tmp_path / "labelled.json").write_text(json.dumps([{"data": {"case": ids[0]}, "annotations": [{"result": []}]}]))
+    with pytest.raises(ConfigError, match="gives probabilities; expected label, got nothing"):
+        run("cases", "import", tmp_path / "state", tmp_path / "labelled.json", "--format", "label-studio")
+
+
 IMAGE = '"images": [{{"id": 1, "file_name": "{id}.png", "width": 9, "height": 9}}]'
 BROKEN = {
     "csv": {
         "": "expected columns id and label",
         "id,label\nnobody,x\n": "there is no case 'nobody'",
         'id,label\n{id},"[{{"\n': "expected a number, or boxes as JSON",
+        "id,value\n{id},nan\n": "got 'nan': Input should be a finite number",
         "id,label\n{id},normal\n": "gives detections; expected boxes, got label",
         'id,label\n{id},[]\n{id},"[{{""label"": ""normal"", ""box"": [0, 0, 1, 1]}}]"\n': "already has another label",
     },
@@ -308,6 +371,7 @@ BROKEN = {
     "label-studio": {
         "{{}}": "expected a list of tasks",
         "[1]": "this is not a Label Studio task",
+        '[{{"case": "{id}", "label": "normal"}}]': "not JSON-MIN",
         '[{{"data": {{"case": "{id}"}}, "annotations": [{{"result": [{{"type": "number", "value": '
         '{{"number": "three"}}}}]}}]}}]': "this is not a Label Studio task",
         '[{{"data": {{"case": "{id}"}}, "annotations": [{{"result": [{{"type": "number", "value": '

@@ -111,6 +111,18 @@ def test_a_model_none_of_whose_answers_could_be_right_is_refused(tmp_path: Path)
         answered(path, (1, 1), HardSettings(), cats)
 
 
+def test_a_model_that_fails_is_not_better_than_one_that_errs(capsys: pytest.CaptureFixture[str]) -> None:
+    signature = CaseSignature.model_validate({"has_rows": True, "inputs": [], "outputs": []})
+    facts = CaseFacts(id="0" * 32, model="m", created_unix_s=0.0, why=("random",), inclusion=1.0, signature=signature)
+    cases = [Judged(facts, Label(value=truth), None, 1.0) for truth in (0.0, 0.1, 5.0)]
+    a = Answers("a", "a", labels=[Label(value=value) for value in (0.3, 0.1, 4.9)])
+    b = Answers("b", "b", labels=[None, None, None])
+    document = compare(a, b, cases, {}, "", 0.02)
+    assert [one["mean"] for one in document["quality"]] == pytest.approx([-0.4 / 3, -5.6 / 3])
+    _show({**document, "covers": "all requests", "without_label": 0, "margin": 0.01, "passes": False})
+    assert "B may be worse by more than 0.01\n" in capsys.readouterr().out
+
+
 def decided(route: str, why: tuple[str, ...], inclusion: float, answers: bool) -> CollectedCase:
     """A case that the cloud, if it answered, called right: class 1."""
     facts = CaseFacts.model_validate(

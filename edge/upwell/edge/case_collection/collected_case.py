@@ -155,6 +155,15 @@ class CollectedCase:
                 found[one.name] = bytes(array.flat[0])
         return found
 
+    def text(self) -> str | None:
+        """The first text or record among the inputs; None without one. Raises `InvalidRequest`."""
+        inputs = self.inputs()
+        for one in self.facts.signature.inputs:
+            array = inputs.get(one.name)
+            if one.kind in ("text", "record") and array is not None and array.dtype.hasobject and array.size:
+                return bytes(array.flat[0]).decode("utf-8", "replace")
+        return None
+
     def edge_outputs(self) -> Mapping[str, Array]:
         """The device's outputs. Raises `InvalidRequest`."""
         return outputs_of(self.edge)

@@ -12,6 +12,7 @@ import io
 import json
 import re
 import shutil
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from typing import Any, Literal, TypeAlias
 from urllib.parse import quote
 from xml.sax.saxutils import quoteattr
 
+import numpy as np
 from PIL import Image
 
 from upwell.edge.case_collection.collected_case import CaseFacts, CollectedCase
@@ -45,7 +47,7 @@ _LINE_ENDS = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff]")
 _BEYOND_16_BITS = re.compile("[\U00010000-\U0010ffff]")
 COLUMNS = (
     "id", "model", "source", "created_unix_s", "why", "inclusion", "hardness", "route", "reason", "edge_digest",
-    "cloud_digest", "tags", "edge", "cloud", "label", "labelled", "file",
+    "cloud_digest", "tags", "edge", "cloud", "label", "labelled", "file", "text", "tensors",
 )  # fmt: skip
 
 
@@ -97,7 +99,10 @@ class Picture:
 
 @dataclass(frozen=True)
 class Exported:
-    """A case to export. `label` is a person's, or else that of the side used instead; None without either."""
+    """A case to export. `label` is a person's, or else that of the side used instead; None without either.
+
+    `tensors` is the .npz file of its numeric inputs within the export's folder; empty without one.
+    """
 
     facts: CaseFacts
     edge: Label | None
@@ -105,6 +110,8 @@ class Exported:
     label: Label | None
     is_labelled: bool
     picture: Picture | None
+    text: str | None
+    tensors: str
 
 
 @dataclass(frozen=True)
@@ -121,9 +128,11 @@ class ExportTask:
     lost: set[str] = field(default_factory=set)
 
 
-def exported(task: ExportTask, folder: Path, pictures: str = "images") -> Iterator[Exported]:
-    """The cases one by one, with the picture already in `folder`/`pictures`; lost ones are noted and left out. Raises
-    `OSError` and `UpwellError`.
+def exported(
+    task: ExportTask, folder: Path, pictures: str = "images", *, has_tensors: bool = False
+) -> Iterator[Exported]:
+    """The cases one by one, with the picture already in `folder`/`pictures`, and with `has_tensors` numeric inputs in
+    `folder`/tensors; lost ones are noted and left out. Raises `OSError` and `UpwellError`.
     """
     for facts in task.facts:
         output = facts.signature.answer
@@ -132,14 +141,15 @@ def exported(task: ExportTask, folder: Path, pictures: str = "images") -> Iterat
             case = task.read(facts.id)
             if output is not None:
                 edge, cloud = answer_label(output, case.edge_outputs()), answer_label(output, case.cloud_outputs())
-            picture = _put_picture(case, folder, pictures)
+            picture, text = _put_picture(case, folder, pictures), case.text()
+            tensors = _put_tensors(case, folder) if has_tensors else ""
         except (CaseLost, InvalidRequest):
             task.lost.add(facts.id)
             continue
         stands_in = {"cloud": cloud, "edge": edge, "none": None}[task.side]
         human = task.labels.get(facts.id)
         label = stands_in if human is None else human
-        yield Exported(facts, edge, cloud, label, human is not None, picture)
+        yield Exported(facts, edge, cloud, label, human is not None, picture, text, tensors)
 
 
 def _put_picture(case: CollectedCase, folder: Path, pictures: str) -> Picture | None:
@@ -155,6 +165,19 @@ def _put_picture(case: CollectedCase, folder: Path, pictures: str) -> Picture | 
     (folder / pictures).mkdir(exist_ok=True)
     (folder / name).write_bytes(data)
     return Picture(name, *size)
+
+
+def _put_tensors(case: CollectedCase, folder: Path) -> str:
+    arrays = {name: array for name, array in case.inputs().items() if array.dtype.kind in "fiub"}
+    if not arrays:
+        return ""
+    name = f"tensors/{case.facts.id}.npz"
+    (folder / "tensors").mkdir(exist_ok=True)
+    with zipfile.ZipFile(folder / name, "w") as archive:  # numpy.savez does not take every name
+        for tensor, array in arrays.items():
+            with archive.open(f"{tensor}.npy", "w") as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)
+    return name
 
 
 def upright(data: bytes) -> tuple[bytes, tuple[int, int]]:
@@ -197,30 +220,34 @@ def write_json(path: Path, document: Any) -> None:
 
 
 def label_studio(task: ExportTask, folder: Path, url: str) -> LeftOut:
-    """Label Studio's tasks (`tasks.json`): both sides as predictions, people's labels as annotations.
+    """Label Studio's tasks (`tasks.json`), of pictures or texts: both sides as predictions, people's labels as
+    annotations.
 
     `url` is the prefix of each picture's name. `label-config.xml` is the labelling interface to import them into.
     """
     items = list(exported(task, folder))
-    with_picture = [item for item in items if item.picture is not None]
-    kinds = {output.kind for item in with_picture if (output := item.facts.signature.answer) is not None}
-    if len({_studio_kind(kind) for kind in kinds}) > 1:
+    usable = [item for item in items if item.picture is not None or item.text is not None]
+    shown = {_studio_shows(item) for item in usable}
+    if len(shown) > 1:
         raise ConfigError.at(None, "the cases are of models of several kinds; choose with --model")
-    write_json(folder / "tasks.json", [_studio_task(item, url) for item in with_picture])
-    kind = _studio_kind(next(iter(kinds))) if kinds else "choices"
-    (folder / "label-config.xml").write_text(_studio_config(kind, class_names(with_picture)), encoding="utf-8")
-    return _missing(items, with_picture)
+    write_json(folder / "tasks.json", [_studio_task(item, url) for item in usable])
+    config = _studio_config(*next(iter(shown), ("choices", "image")), class_names(usable))
+    (folder / "label-config.xml").write_text(config, encoding="utf-8")
+    return _missing(items, usable)
 
 
-def _studio_kind(kind: str) -> str:
-    return {"detections": "rectanglelabels", "probabilities": "choices", "logits": "choices"}.get(kind, "number")
+def _studio_shows(item: Exported) -> tuple[str, str]:
+    """Label Studio's names of what is labelled: the kind of region, and the object, `image` or `text`."""
+    output = item.facts.signature.answer
+    kinds = {"detections": "rectanglelabels", "probabilities": "choices", "logits": "choices"}
+    return kinds.get("" if output is None else output.kind, "number"), "text" if item.picture is None else "image"
 
 
 def _studio_task(item: Exported, url: str) -> dict[str, Any]:
     facts, picture = item.facts, item.picture
-    assert picture is not None  # noqa: S101  chosen so
-    shown = {"case": facts.id, "model": facts.model, "why": ", ".join(facts.why), "tags": dict(facts.tags)}
-    task: dict[str, Any] = {"data": {"image": url + quote(picture.name), **shown}, "predictions": []}
+    data = {"text": item.text} if picture is None else {"image": url + quote(picture.name)}
+    about = {"case": facts.id, "model": facts.model, "why": ", ".join(facts.why), "tags": dict(facts.tags)}
+    task: dict[str, Any] = {"data": {**data, **about}, "predictions": []}
     for side, label, digest in (("edge", item.edge, facts.edge_digest), ("cloud", item.cloud, facts.cloud_digest)):
         if label is not None:
             task["predictions"].append(
@@ -231,23 +258,19 @@ def _studio_task(item: Exported, url: str) -> dict[str, Any]:
     return task
 
 
-def _studio_result(label: Label, picture: Picture) -> list[dict[str, Any]]:
+def _studio_result(label: Label, picture: Picture | None) -> list[dict[str, Any]]:
     """Regions in percent of the picture."""
-    about = {
-        "to_name": "image",
-        "original_width": picture.width,
-        "original_height": picture.height,
-        "image_rotation": 0,
-    }
-    if label.boxes is not None:
+    names = {"to_name": "text" if picture is None else "image", "from_name": "label"}
+    if label.boxes is not None and picture is not None:
+        about = {"original_width": picture.width, "original_height": picture.height, "image_rotation": 0}
         return [
-            {**about, "id": f"box{number}", "from_name": "label", "type": "rectanglelabels",
+            {**names, **about, "id": f"box{number}", "type": "rectanglelabels",
              "value": {**_percent(box), "rotation": 0, "rectanglelabels": [box.label]}}
             for number, box in enumerate(label.boxes)
         ]  # fmt: skip
     if label.label is not None:
-        return [{"to_name": "image", "from_name": "label", "type": "choices", "value": {"choices": [label.label]}}]
-    return [{"to_name": "image", "from_name": "label", "type": "number", "value": {"number": label.value}}]
+        return [{**names, "type": "choices", "value": {"choices": [label.label]}}]
+    return [{**names, "type": "number", "value": {"number": label.value}}] if label.value is not None else []
 
 
 def _percent(box: LabelledBox) -> dict[str, float]:
@@ -255,13 +278,14 @@ def _percent(box: LabelledBox) -> dict[str, float]:
     return {"x": x1 * 100, "y": y1 * 100, "width": (x2 - x1) * 100, "height": (y2 - y1) * 100}
 
 
-def _studio_config(kind: str, names: Sequence[str]) -> str:
-    if kind == "number":
-        return '<View><Image name="image" value="$image"/><Number name="label" toName="image"/></View>\n'
-    outer, inner = ("RectangleLabels", "Label") if kind == "rectanglelabels" else ("Choices", "Choice")
-    choices = "".join(f"<{inner} value={quoteattr(name)}/>" for name in names)
+def _studio_config(kind: str, shown: str, names: Sequence[str]) -> str:
+    outer, inner = {
+        "rectanglelabels": ("RectangleLabels", "Label"), "choices": ("Choices", "Choice"), "number": ("Number", ""),
+    }[kind]  # fmt: skip
+    choices = "".join(f"<{inner} value={quoteattr(name)}/>" for name in names) if inner else ""
     return (
-        f'<View><Image name="image" value="$image"/><{outer} name="label" toName="image">{choices}</{outer}></View>\n'
+        f'<View><{shown.capitalize()} name="{shown}" value="${shown}"/>'
+        f'<{outer} name="label" toName="{shown}">{choices}</{outer}></View>\n'
     )
 
 
@@ -373,7 +397,7 @@ def table_csv(task: ExportTask, folder: Path, _: str) -> LeftOut:
     with (folder / "cases.csv").open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
-        for item in exported(task, folder):
+        for item in exported(task, folder, has_tensors=True):
             writer.writerow(_cells(item).values())
     return Counter()
 
@@ -383,7 +407,9 @@ def table_parquet(task: ExportTask, folder: Path, _: str) -> LeftOut:
     with ExtraMissing.on_import("cases", "parquet needs the package PACKAGE", "--format"):
         import pyarrow
         import pyarrow.parquet
-    rows = [{**_cells(item), "tags": json.dumps(dict(item.facts.tags))} for item in exported(task, folder)]
+    rows = [
+        {**_cells(item), "tags": json.dumps(dict(item.facts.tags))} for item in exported(task, folder, has_tensors=True)
+    ]
     texts = [name for name in COLUMNS if name not in ("created_unix_s", "inclusion", "hardness", "labelled")]
     numbers = ("created_unix_s", "inclusion", "hardness")
     schema = pyarrow.schema(
@@ -410,6 +436,7 @@ def _cells(item: Exported) -> dict[str, Any]:
         "tags": json.dumps(dict(facts.tags), ensure_ascii=False), "edge": _written(item.edge),
         "cloud": _written(item.cloud),
         "label": _written(item.label), "labelled": item.is_labelled, "file": item.picture.name if item.picture else "",
+        "text": item.text or "", "tensors": item.tensors,
     }  # fmt: skip
 
 

@@ -94,9 +94,8 @@ def unfit(facts: CaseFacts, label: Label) -> str:
     wanted = form_of(output)
     given = [name for name in ("label", "boxes", "value") if getattr(label, name) is not None]
     if given != [wanted]:
-        return (
-            f"the model {facts.model!r} gives {output.kind}; expected {wanted}, got {' and '.join(given) or 'nothing'}"
-        )
+        got = " and ".join(given) if label.boxes != () else "nothing"  # an annotation without any region
+        return f"the model {facts.model!r} gives {output.kind}; expected {wanted}, got {got or 'nothing'}"
     names = (
         [box.label for box in label.boxes]
         if label.boxes is not None
@@ -134,7 +133,8 @@ def _as_answered(facts: CaseFacts, label: Label) -> Label | str:
 
 
 def _no_answer(text: str, error: ValueError) -> str:
-    return f"expected a number, or boxes as JSON, got {text!r}: {str(error).splitlines()[0]}"
+    why = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else error
+    return f"expected a number, or boxes as JSON, got {text!r}: {why}"
 
 
 _MAX_IMPORT_BYTES = 1 << 30
@@ -198,9 +198,15 @@ def _studio(path: Path, data: bytes) -> Found:
             id = str(task["data"].get("case", ""))
             done = [one for one in task.get("annotations") or () if not one.get("was_cancelled")]
             if done:
-                yield f"{key}.annotations", None, id, _of_regions(done[-1]["result"])
+                best = [one for one in done if one.get("ground_truth")] or done
+                yield f"{key}.annotations", None, id, _of_regions(best[-1]["result"])
         except (KeyError, TypeError, AttributeError, IndexError, ValueError, OverflowError) as error:
-            yield key, None, "", f"this is not a Label Studio task: {type(error).__name__} {error}"
+            yield (
+                key,
+                None,
+                "",
+                f"this is not a Label Studio task: {type(error).__name__} {error} (its JSON, not JSON-MIN)",
+            )
 
 
 def _of_regions(regions: Sequence[Mapping[str, Any]]) -> Label | str:
@@ -285,6 +291,7 @@ def _csv(path: Path, data: bytes) -> Found:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError.at(path, f"this is not UTF-8: {error}") from None
+    csv.field_size_limit(_MAX_IMPORT_BYTES)  # a long text, or many boxes
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     try:
         columns = reader.fieldnames or ()

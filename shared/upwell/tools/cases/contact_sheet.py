@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+import textwrap
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -20,6 +21,7 @@ from upwell.shared.units import count_of
 
 _SIDE = 224
 _LINES = 5
+_MOST_TEXT = 1000
 _COLUMNS = 6
 _COLORS = {"edge": (230, 120, 20), "cloud": (30, 110, 220)}
 _STYLE = """body{font:14px system-ui,sans-serif;margin:1em;background:#fff;color:#222}
@@ -66,7 +68,7 @@ def html_sheet(cases: Iterable[CollectedCase]) -> bytes:
     figures = []
     for case in cases:
         image, facts = _tried(case), case.facts
-        shown = "<p>no picture</p>"
+        shown = f"<p>{html.escape(_instead(case))}</p>"
         if image is not None:
             file = io.BytesIO()
             image.save(file, "PNG")
@@ -95,16 +97,30 @@ def png_sheet(cases: Iterable[CollectedCase], most: int) -> bytes:
         left, top = gap + number % columns * (_SIDE + gap), gap + number // columns * height
         image = _tried(case)
         if image is None:
-            draw.text((left, top), "no picture", fill="black")
+            lines = textwrap.wrap(_instead(case), _SIDE // 6, max_lines=_SIDE // 15, placeholder=" …")
+            draw.text((left, top), _latin("\n".join(lines)), fill="black")
         else:
             sheet.paste(image, (left, top))
         for index, text in enumerate(_texts(case)[:_LINES]):
             color = tuple(_COLORS.values())[index] if index < 2 else (0, 0, 0)
-            plain = text.encode("latin-1", "replace").decode("latin-1")[: _SIDE // 6]
-            draw.text((left, top + _SIDE + 2 + index * line), plain, fill=color)
+            draw.text((left, top + _SIDE + 2 + index * line), _latin(text)[: _SIDE // 6], fill=color)
     file = io.BytesIO()
     sheet.save(file, "PNG")
     return file.getvalue()
+
+
+def _latin(text: str) -> str:
+    """What Pillow's own font has of a text."""
+    return text.encode("latin-1", "replace").decode("latin-1")
+
+
+def _instead(case: CollectedCase) -> str:
+    """What a case without a picture shows: its text."""
+    try:
+        text = case.text()
+    except InvalidRequest:
+        text = None
+    return "no picture" if text is None else textwrap.shorten(text, _MOST_TEXT, placeholder=" …")
 
 
 def _texts(case: CollectedCase) -> list[str]:

@@ -19,7 +19,6 @@ from upwell.shared.routing.request_log_line import LogLine
 from upwell.shared.routing.simulation.logged_requests import prepare
 from upwell.shared.routing.simulation.simulation_report import SimulationReport
 from upwell.shared.routing.simulation.strategies import Scene, routed
-from upwell.tools.cases.case_labels import Label
 from upwell.tools.evaluate.average_precision import CocoMatches, Floats
 from upwell.tools.evaluate.evaluation_run import Answers, Judged, is_right
 
@@ -229,10 +228,7 @@ def compare(
             document[key]["share_up"] = share_up(np.array(one.hardness), risky.astype(np.float64), inclusion, max_risk)
         document["max_risk"] = max_risk
     else:
-        sides = [
-            -np.array([_error(said, case.truth) for said, case in zip(one.labels, cases, strict=True)])
-            for one in (a, b)
-        ]
+        sides = _negative_errors((a, b), cases)
         found = _means("negative mean absolute error", sides, inclusion, average, average)
     kinds: dict[str, Callable[[Judged], str]] = {"groups": lambda case: case.facts.tags.get(group, "")} if group else {}
     if truth.label is not None:
@@ -244,9 +240,13 @@ def compare(
     }
 
 
-def _error(said: Label | None, truth: Label) -> float:
-    """The absolute error; a missing answer counts as 0."""
-    return abs((said.value if said is not None and said.value is not None else 0.0) - (truth.value or 0.0))
+def _negative_errors(sides: Sequence[Answers], cases: Sequence[Judged]) -> list[Floats]:
+    """Minus the absolute errors. A missing answer is no better than 0, nor than any answer of either side."""
+    truth = np.array([case.truth.value or 0.0 for case in cases])
+    said = [[math.nan if one is None or one.value is None else one.value for one in side.labels] for side in sides]
+    errors = np.abs(np.array(said, np.float64) - truth)
+    worst = np.maximum(np.abs(truth), np.max(errors, initial=0.0, where=np.isfinite(errors)))
+    return list(-np.where(np.isfinite(errors), errors, worst))
 
 
 def _means(

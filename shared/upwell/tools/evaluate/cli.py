@@ -161,6 +161,10 @@ def _judged(cases: Path, model: str, *, by_cloud: bool) -> tuple[str, list[Judge
     source = open_source(cases)
     every = [facts for facts in source.facts() if facts.is_evaluated]
     found = [facts for facts in every if model in ("", facts.model)]
+    if not found:
+        raise ConfigError.at(
+            cases, "there are no evaluation cases; collect some with `random` or `audit` in the policy"
+        )
     models = sorted({facts.model for facts in found})
     if every and not found:
         known = ", ".join(sorted({facts.model for facts in every}))
@@ -223,7 +227,8 @@ def _show(document: dict[str, Any]) -> None:
     typer.echo(f"{document['without_label']} more have no label")
     if "passes" in document:
         said = "passes: B is not worse" if document["passes"] else "fails: B may be worse"
-        typer.echo(f"gate {said} by more than {document['margin']:.1%}")
+        is_number = document["measure"] not in ("accuracy", "mAP")
+        typer.echo(f"gate {said} by more than {document['margin']:{'g' if is_number else '.1%'}}")
 
 
 def _interval(shown: dict[str, Any]) -> str:
