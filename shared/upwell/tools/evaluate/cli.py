@@ -161,7 +161,7 @@ def _judged(cases: Path, model: str, *, by_cloud: bool) -> tuple[str, list[Judge
     source = open_source(cases)
     every = [facts for facts in source.facts() if facts.is_evaluated]
     found = [facts for facts in every if model in ("", facts.model)]
-    if not found:
+    if not every:
         raise ConfigError.at(
             cases, "there are no evaluation cases; collect some with `random` or `audit` in the policy"
         )
