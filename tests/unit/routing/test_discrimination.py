@@ -10,6 +10,7 @@ import pytest
 
 from upwell.shared.routing.calibration.discrimination import Discrimination, auroc, discrimination
 from upwell.shared.routing.calibration.threshold_choice import Sample
+from upwell.shared.routing.hardness import LogitFit, hardness, uncalibrated
 from upwell.shared.routing.request_log_line import LogLine
 
 
@@ -20,7 +21,23 @@ def line(hardness: Mapping[str, float], *, wrong: bool) -> LogLine:
 def found(values: Mapping[str, list[float]], wrong: list[bool], measure: str) -> Discrimination:
     rows = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
     lines = [line(row, wrong=one) for row, one in zip(rows, wrong, strict=True)]
-    return discrimination(lines, Sample(np.array(values[measure]), np.array(wrong, float)), measure)
+    return discrimination(lines, Sample(np.array(values[measure]), np.array(wrong, float)), measure, uncalibrated)
+
+
+def test_other_measures_are_judged_as_they_would_be_calibrated() -> None:
+    rng = np.random.default_rng(5)
+    logits = rng.normal(0, 0.1, (200, 3))
+    lines = [
+        LogLine(t_s=n, model="m", size_bytes=1, hardness={"entropy": 0.5}, logits=tuple(row), edge_correct=n % 2 == 0,
+                cloud_correct=True)
+        for n, row in enumerate(logits.tolist())
+    ]  # fmt: skip
+    wrong = np.arange(200) % 2 == 1
+    said = discrimination(lines, Sample(rng.random(200), wrong.astype(float)), "count", lambda _: LogitFit(0.05))
+    expected = auroc(np.array(hardness(logits, "entropy", logits=True, temperature=0.05)), wrong)
+    assert said.others == {"entropy": pytest.approx(expected)}
+    as_logged = auroc(np.array(hardness(logits, "entropy", logits=True, temperature=1.0)), wrong)
+    assert expected != pytest.approx(as_logged, abs=1e-3)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from upwell.shared.routing.calibration.logged_hardness import measured
 from upwell.shared.routing.calibration.threshold_choice import Sample
-from upwell.shared.routing.hardness import RISING
+from upwell.shared.routing.hardness import RISING, LogitFit, Measure
 from upwell.shared.routing.request_log_line import LogLine
 from upwell.shared.tensors import Array
 
@@ -60,8 +60,11 @@ class Discrimination:
         ) * is_better
 
 
-def discrimination(lines: Sequence[LogLine], sample: Sample, measure: str) -> Discrimination:
-    """The discrimination of `measure` in the log; `sample` has the lines as its threshold sees them.
+def discrimination(
+    lines: Sequence[LogLine], sample: Sample, measure: str, fit_of: Callable[[Measure], LogitFit]
+) -> Discrimination:
+    """The discrimination of `measure` in the log; `sample` has the lines as its threshold sees them, and `fit_of` gives
+    what another measure would be calibrated with.
 
     Lines decided by a rule or the size are left out, since no measure decides them.
     """
@@ -73,11 +76,12 @@ def discrimination(lines: Sequence[LogLine], sample: Sample, measure: str) -> Di
     others = {}
     names = {name for line in lines for name in line.hardness} - {measure}
     for name in sorted(names):
-        values = measured(lines, name)[decided]  # type: ignore[arg-type]  # a log may name any measure
+        other: Measure = name  # type: ignore[assignment]  # a log may name any measure
+        values = measured(lines, other, fit_of(other))[decided]
         is_known = ~np.isnan(values)
-        other = auroc(values[is_known] if name in RISING else -values[is_known], losses[is_known])
-        if not math.isnan(other) and is_known.mean() > 0.9:
-            others[name] = other
+        its_area = auroc(values[is_known] if name in RISING else -values[is_known], losses[is_known])
+        if not math.isnan(its_area) and is_known.mean() > 0.9:
+            others[name] = its_area
     n, m = int(losses.sum()), int((~losses).sum())
     is_better = area > best_by_chance(n, m)
     ranked = dict(sorted(others.items(), key=lambda one: -one[1]))

@@ -109,8 +109,15 @@ def calibration_of(
     """
     place = np.modf(np.arange(1, len(lines) + 1) * _GOLDEN)[0]
     is_held_out = place < _HELD_OUT
-    hard, is_for_temperature = _tempered(lines, hard, (place >= 1 - _FOR_TEMPERATURE) & ~is_held_out)
+    tempers = (place >= 1 - _FOR_TEMPERATURE) & ~is_held_out
     moves = ~is_held_out if target.is_share else place >= 1 - _FOR_TEMPERATURE
+
+    def fit_of(measure: Measure) -> LogitFit:
+        other, _ = _tempered(lines, replace(given, measure=measure), tempers)
+        return _moved(lines, other, moves)[0].fit
+
+    given = hard
+    hard, is_for_temperature = _tempered(lines, given, tempers)
     hard, is_for_chances = _moved(lines, hard, moves)
     sample = as_sample(lines, policy, hard, target)
     is_chosen_on = ~is_held_out if target.is_share else ~(is_held_out | is_for_temperature | is_for_chances)
@@ -121,7 +128,7 @@ def calibration_of(
     against = contradiction(held_out, chosen, target.cloud_share, target.max_risk)
     if against:
         raise CannotCalibrate(f"the check failed: {against}; are the lines of the log independent of each other?")
-    worth = discrimination(lines, sample, hard.measure)
+    worth = discrimination(lines, sample, hard.measure, fit_of)
     return CalibrationResult(
         model=lines[0].model,
         model_pair=model_pair,
