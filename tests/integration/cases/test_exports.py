@@ -213,6 +213,28 @@ def test_texts_and_tensors_go_out_with_their_cases(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(("kind", "shape"), [("segments", (1, 2, 2, 2)), ("logits", (1, 3, 4))])
+def test_answers_of_many_positions_are_no_label(tmp_path: Path, kind: str, shape: tuple[int, ...]) -> None:
+    outputs = [{"name": "found", "kind": kind, "labels": ["a", "b", "c", "d"]}]
+    signature = CaseSignature.model_validate(
+        {"has_rows": True, "inputs": [{"name": "image", "kind": "image"}], "outputs": outputs}
+    )
+    answer = np.arange(np.prod(shape), dtype=np.uint8 if kind == "segments" else np.float32).reshape(shape)
+    (id,) = keep(tmp_path / "state", [Made(encoded((4, 4)), {"found": answer}, {}, signature, inclusion=0.5)])
+    run("cases", "export", tmp_path / "state", "--format", "csv", "--set", "all", "--out", tmp_path / "out")
+    (row,) = csv.DictReader((tmp_path / "out" / "cases.csv").read_text().splitlines())
+    assert (row["cloud"], row["label"]) == ("", "")
+    if kind == "logits":
+        return
+    with pytest.raises(ConfigError, match="only classes, boxes and numbers can be labelled"):
+        run("cases", "export", tmp_path / "state", "--format", "label-studio", "--set", "all", "--out", tmp_path / "ls")
+    (tmp_path / "labels.csv").write_text(f"id,value\n{id},3\n")
+    with pytest.raises(ConfigError, match="gives segments; only classes, boxes and numbers can be labelled"):
+        run("cases", "import", tmp_path / "state", tmp_path / "labels.csv", "--format", "csv")
+    with pytest.raises(ConfigError, match="gives segments; only classes, boxes and numbers can be compared"):
+        run("evaluate", tmp_path, tmp_path, "--cases", tmp_path / "state", "--cloud-is-right")
+
+
 def test_pictures_of_every_size_go_out_as_they_came_or_upright(tmp_path: Path) -> None:
     large = encoded((4000, 4000), "JPEG", "L")
     turned = encoded((7, 3), "JPEG", turn=6)

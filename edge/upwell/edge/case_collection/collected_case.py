@@ -193,13 +193,17 @@ def outputs_of(answer: bytes) -> Mapping[str, Array]:
         raise InvalidRequest(f"an answer cannot be read: {error}") from None
 
 
+def one_class(answer: OutputFacts, scores: Array) -> tuple[int, float] | None:
+    """The class that one row of scores gives, and its probability; None if it gives one at each of several positions,
+    or none.
+    """
+    return best_class(scores, answer.kind) if scores.ndim and scores.size == scores.shape[-1] else None
+
+
 def class_label(signature: CaseSignature, outputs: Mapping[str, Array]) -> str:
     """The class name that a one-row answer gives; empty if it gives none."""
     answer = signature.answer
     if answer is None or answer.kind not in ("probabilities", "logits") or answer.name not in outputs:
         return ""
-    array = outputs[answer.name]
-    if array.size != array.shape[-1] if array.ndim else True:
-        return ""
-    best = best_class(array, answer.kind)
+    best = one_class(answer, outputs[answer.name])
     return "" if best is None else label_of(best[0], answer.labels)

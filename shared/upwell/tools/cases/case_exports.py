@@ -29,7 +29,7 @@ from upwell.shared.errors import ConfigError, ExtraMissing, InvalidRequest
 from upwell.shared.files import read_json, unfinished, write_named
 from upwell.shared.signature.picture_codec import decode
 from upwell.shared.signature.pixel_budget import DEFAULT_MAX_PIXELS
-from upwell.tools.cases.case_labels import Label, LabelledBox, answer_label
+from upwell.tools.cases.case_labels import Label, LabelledBox, answer_label, form_of
 from upwell.tools.cases.case_source import CaseLost
 
 INDEX_NAME = "case-exports.json"
@@ -230,6 +230,10 @@ def label_studio(task: ExportTask, folder: Path, url: str) -> LeftOut:
     shown = {_studio_shows(item) for item in usable}
     if len(shown) > 1:
         raise ConfigError.at(None, "the cases are of models of several kinds; choose with --model")
+    if ("", "image") in shown or ("", "text") in shown:
+        raise ConfigError.at(
+            None, "only classes, boxes and numbers can be labelled; choose with --model, or another format"
+        )
     write_json(folder / "tasks.json", [_studio_task(item, url) for item in usable])
     config = _studio_config(*next(iter(shown), ("choices", "image")), class_names(usable))
     (folder / "label-config.xml").write_text(config, encoding="utf-8")
@@ -239,8 +243,9 @@ def label_studio(task: ExportTask, folder: Path, url: str) -> LeftOut:
 def _studio_shows(item: Exported) -> tuple[str, str]:
     """Label Studio's names of what is labelled: the kind of region, and the object, `image` or `text`."""
     output = item.facts.signature.answer
-    kinds = {"detections": "rectanglelabels", "probabilities": "choices", "logits": "choices"}
-    return kinds.get("" if output is None else output.kind, "number"), "text" if item.picture is None else "image"
+    kinds = {"boxes": "rectanglelabels", "label": "choices", "value": "number"}
+    kind = "" if output is None else kinds.get(form_of(output), "")
+    return kind, "text" if item.picture is None else "image"
 
 
 def _studio_task(item: Exported, url: str) -> dict[str, Any]:

@@ -14,11 +14,11 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from upwell.edge.case_collection.collected_case import CaseFacts, OutputFacts
+from upwell.edge.case_collection.collected_case import CaseFacts, OutputFacts, one_class
 from upwell.shared.config.located_errors import invalid_as
 from upwell.shared.errors import ConfigError, Problem
 from upwell.shared.files import parse_json, read_file, write_named
-from upwell.shared.signature.answer_agreement import best_class, found_boxes, label_of
+from upwell.shared.signature.answer_agreement import found_boxes, label_of
 from upwell.shared.tensors import Array
 from upwell.shared.units import count_of
 
@@ -74,7 +74,7 @@ def answer_label(output: OutputFacts, outputs: Mapping[str, Array]) -> Label | N
             boxes=tuple(box for row in found_boxes(array) if (box := _answer_box(row, output.labels)) is not None)
         )
     if output.kind in ("probabilities", "logits"):
-        best = best_class(array, output.kind)
+        best = one_class(output, array)
         return None if best is None else Label(label=label_of(best[0], output.labels))
     if array.size == 1 and array.dtype.kind in "fiu" and math.isfinite(value := float(array.ravel()[0])):
         return Label(value=value)
@@ -89,9 +89,10 @@ def _answer_box(row: Array, labels: Sequence[str]) -> LabelledBox | None:
 def unfit(facts: CaseFacts, label: Label) -> str:
     """Why a label cannot belong to this case, as a sentence; empty if it can."""
     output = facts.signature.answer
-    if output is None:
-        return "the model of this case has no output to label"
-    wanted = form_of(output)
+    wanted = "" if output is None else form_of(output)
+    if output is None or not wanted:
+        gives = "nothing" if output is None else output.kind
+        return f"the model {facts.model!r} gives {gives}; only classes, boxes and numbers can be labelled"
     given = [name for name in ("label", "boxes", "value") if getattr(label, name) is not None]
     if given != [wanted]:
         got = " and ".join(given) if label.boxes != () else "nothing"  # an annotation without any region
@@ -110,8 +111,9 @@ def unfit(facts: CaseFacts, label: Label) -> str:
 
 
 def form_of(output: OutputFacts) -> str:
-    """Which of the three a label of this output has."""
-    return {"detections": "boxes", "probabilities": "label", "logits": "label"}.get(output.kind, "value")
+    """Which of the three a label of this output has; empty if it has none."""
+    forms = {"detections": "boxes", "probabilities": "label", "logits": "label", "tensor": "value"}
+    return forms.get(output.kind, "")
 
 
 def _as_answered(facts: CaseFacts, label: Label) -> Label | str:

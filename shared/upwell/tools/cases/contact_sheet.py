@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from PIL import Image, ImageDraw
 
-from upwell.edge.case_collection.collected_case import CaseSignature, CollectedCase
+from upwell.edge.case_collection.collected_case import CaseSignature, CollectedCase, one_class
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.signature.answer_agreement import best_class, found_boxes, label_of
+from upwell.shared.signature.answer_agreement import found_boxes, label_of
 from upwell.shared.signature.picture_codec import decode
 from upwell.shared.signature.pixel_budget import DEFAULT_MAX_PIXELS
 from upwell.shared.tensors import Array
@@ -40,8 +40,8 @@ def said(signature: CaseSignature, outputs: Mapping[str, Array]) -> str:
         names = [label_of(int(box[5]), answer.labels) for box in found_boxes(array)]
         return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names)) or "no box"
     if answer.kind in ("probabilities", "logits"):
-        best = best_class(array, answer.kind)
-        return "not finite" if best is None else f"{label_of(best[0], answer.labels)} {best[1]:.0%}"
+        best = one_class(answer, array)
+        return "no single class" if best is None else f"{label_of(best[0], answer.labels)} {best[1]:.0%}"
     return " ".join(f"{value:.4g}" for value in array.ravel()[:4].tolist()) if array.dtype.kind in "fiub" else "bytes"
 
 

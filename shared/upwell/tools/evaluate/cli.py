@@ -21,7 +21,7 @@ from upwell.shared.errors import EXIT_FAILED, ConfigError, ExtraMissing, printab
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.units import count_of
-from upwell.tools.cases.case_labels import read_labels
+from upwell.tools.cases.case_labels import form_of, read_labels
 from upwell.tools.cases.case_source import open_source
 from upwell.tools.evaluate.bundle_comparison import Replay, compare, replayed, weights_of
 from upwell.tools.evaluate.evaluation_run import EvaluationRun, Judged, answers_of, truths
@@ -174,6 +174,10 @@ def _judged(cases: Path, model: str, *, by_cloud: bool) -> tuple[str, list[Judge
     with progress() as bar, source.reading() as read:
         tracked = bar.track(found, description="answers")
         judged, unseen = truths(tracked, read_labels(source.folder), read, by_cloud=by_cloud)
+    answers = {facts.signature.answer for facts in found}
+    if not any(one is not None and form_of(one) for one in answers):
+        given = ", ".join(sorted({"nothing" if one is None else one.kind for one in answers}))
+        raise ConfigError.at(cases, f"the model gives {given}; only classes, boxes and numbers can be compared")
     if not judged:
         raise ConfigError.at(
             cases,
