@@ -96,6 +96,21 @@ def test_from_a_folder_to_a_signed_file(upwell: Run, here: Path, digits: Path, h
     assert names(here) == sorted(["digits", "digits-3.bundle.tar", "key.pem", "key.pub.pem", "opened", "requests.npz"])
 
 
+@pytest.mark.parametrize(
+    ("kind", "pre"),
+    [("image", "[decode: image, normalize: {}, layout: NCHW]"), ("tensor, dtype: FP32, shape: [1, 3, 64, 64]", "[]")],
+)
+def test_a_model_that_takes_one_picture_and_has_no_rows_is_packed_with_one(
+    upwell: Run, here: Path, kind: str, pre: str
+) -> None:
+    (here / "m").mkdir()
+    shutil.move(onnx_models.identity(here, shape=(1, 3, 64, 64)), here / "m" / "model.onnx")
+    signature = f"{{rows: false, inputs: {{image: {{kind: {kind}}}}}, outputs: {{y: {{kind: tensor}}}}}}"
+    (here / "m" / "model.yaml").write_text(f"version: 1\nsignature: {signature}\npre: {pre}\n")
+    assert upwell("pack", "m", "--version", 1, "--in-place")[::2] == (0, "")
+    assert read_golden(here / "m" / "golden.npz").inputs["image"].shape[0] == 1
+
+
 def test_the_same_folder_gives_the_same_file(upwell: Run, digits: Path) -> None:
     for out in ("one.tar", "two.tar"):
         assert upwell("pack", digits, "--version", 3, "--out", out)[0] == 0

@@ -307,6 +307,7 @@ def test_inputs_that_do_not_share_their_rows() -> None:
         processor(text, inputs, [("y", "FP32", (-1, 2))])
     whole = processor(text.replace("{inputs", "{rows: false, inputs"), inputs, [("y", "FP32", (-1, 2))])
     assert whole.pre({"x": np.zeros((2, 3, 4, 4), np.float32), "n": np.zeros(1, np.float32)}).rows == 1
+    assert [one.spec.shape for one in whole.signature.inputs] == [(-1, 3, 4, 4), (1,)]
 
 
 def test_steps_that_need_rank_4() -> None:

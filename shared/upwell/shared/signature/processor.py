@@ -200,8 +200,9 @@ def bind(
 ) -> tuple[Signature, Steps, Steps]:
     """The signature, and the steps before and after the model. Raises `ConfigError` with every problem found."""
     builder = StepsBuilder(description, runtime)
-    inputs = tuple(_logical_input(name, one) for name, one in description.signature.inputs.items())
-    has_rows = description.signature.rows and all(one.spec.shape[:1] in ((-1,), (1,)) for one in inputs)
+    rows = description.signature.rows
+    inputs = tuple(_logical_input(name, one, rows) for name, one in description.signature.inputs.items())
+    has_rows = rows and all(one.spec.shape[:1] in ((-1,), (1,)) for one in inputs)
     pre = _bind_inputs(builder, inputs, model_inputs, has_rows)
     picture = pre is None or pre.makes_pictures
     post = _bind_outputs(builder, description, model_inputs, model_outputs, has_rows, picture)
@@ -221,11 +222,11 @@ def sizes_fit(have: Sequence[int], want: Sequence[int]) -> bool:
     return len(have) == len(want) and all(a == b or -1 in (a, b) for a, b in zip(have, want, strict=True))
 
 
-def _logical_input(name: str, one: ImageInput | TextInput | RecordInput | TensorInput) -> LogicalInput:
+def _logical_input(name: str, one: ImageInput | TextInput | RecordInput | TensorInput, rows: bool) -> LogicalInput:
     from upwell.shared.signature.model_yaml import RecordInput, TensorInput, TextInput
 
     if isinstance(one, TensorInput):
-        shape = (-1, *one.shape[1:]) if one.shape[:1] == (1,) else one.shape
+        shape = (-1, *one.shape[1:]) if rows and one.shape[:1] == (1,) else one.shape
         return LogicalInput(name, "tensor", TensorSpec(name, one.dtype, shape))
     if isinstance(one, TextInput):
         return LogicalInput(name, "text", TensorSpec(name, "BYTES", (-1,)))

@@ -31,7 +31,6 @@ from upwell.shared.tensors import Array, numpy_dtype
 from upwell.tools.request_inputs import read_given
 from upwell.tools.terminal import share
 
-_ROWS = 8
 _VARYING = 8
 _PICTURE_SIDE = 64
 _PATCH = 8  # pixels per side: noise of single pixels would be averaged away
@@ -72,19 +71,17 @@ def random_requests(signature: Signature) -> Mapping[str, Array]:
 
 
 def _random(one: LogicalInput, has_rows: bool, random: np.random.Generator) -> Array:
+    rows = _VARYING if has_rows else 1
     if one.kind == "image":
         count = _PICTURE_SIDE // _PATCH
-        patches = random.integers(0, 256, (_ROWS, count, count, 3), np.uint8)
+        patches = random.integers(0, 256, (rows, count, count, 3), np.uint8)
         return np.kron(patches, np.ones((1, _PATCH, _PATCH, 1), np.uint8))
     if one.kind in ("text", "record"):
-        return synthetic_bytes(one, _ROWS, random)
+        return synthetic_bytes(one, rows, random)
     if one.spec.datatype == "BYTES":
         problem = f"input {one.name!r} takes bytes, which cannot be generated; give requests with --golden"
         raise ConfigError.at(None, problem, "--golden")
-    rows = _ROWS if has_rows else _VARYING
-    shape = [
-        rows if axis == 0 and size < 0 else _VARYING if size < 0 else size for axis, size in enumerate(one.spec.shape)
-    ]
+    shape = [_VARYING if size < 0 else size for size in one.spec.shape]
     dtype = numpy_dtype(one.spec.datatype)
     if dtype.kind in "iub":
         return random.integers(0, _BELOW, shape).astype(dtype)
