@@ -160,6 +160,23 @@ def test_other_formats_are_refused_with_what_converts_them(init: Init, tmp_path:
     assert init(tmp_path) == (2, "", said)
 
 
+def test_a_program_of_torch_export_is_not_taken_for_weights(init: Init, tmp_path: Path) -> None:
+    (tmp_path / "model.pt2").write_bytes(b"x")
+    code, _, said = init(tmp_path / "model.pt2")
+    assert code == 2
+    assert 'torch.export.load("model.pt2")' in said
+    assert "without a program" not in said
+
+
+def test_a_model_without_inputs_is_refused_and_nothing_is_written(init: Init, tmp_path: Path) -> None:
+    node = helper.make_node("Constant", [], ["y"], value_floats=[1.0, 2.0])
+    onnx_models.save(tmp_path / "model.onnx", [node], [], [onnx_models.tensor("y", [2])])
+    code, _, said = init(tmp_path)
+    assert code == 2
+    assert "the model takes no inputs" in said
+    assert not (tmp_path / "model.yaml").exists()
+
+
 def test_a_saved_model_and_an_empty_folder_are_refused(init: Init, tmp_path: Path) -> None:
     code, _, said = init(tmp_path)
     assert code == 2

@@ -42,6 +42,10 @@ _TORCH = (
     "(Ultralytics), `optimum-cli export onnx --model FOLDER OUT` (Hugging Face) or `torch.onnx.export(model, (x,), "
     '"model.onnx", dynamo=True)`'
 )
+_PROGRAM = (
+    'a program of torch.export: `torch.onnx.export(torch.export.load("{name}"), (), "model.onnx", dynamo=True)` '
+    "converts it to ONNX; `upwell partition split` takes it as it is"
+)
 _KERAS = "a Keras model: `python -m tf2onnx.convert --keras {name} --output model.onnx`"
 _PICKLE = (
     "a pickle, which is never opened: in the program that made it, `skl2onnx.to_onnx(model, X[:1], "
@@ -62,7 +66,7 @@ _TAO = "NVIDIA TAO's own format: `tao model ARCHITECTURE export` writes ONNX"
 _EDGE_IMPULSE = "an Edge Impulse program: download the project's deployment `TensorFlow Lite` or `ONNX` instead"
 
 FORMATS: Mapping[str, str] = {
-    ".pt": _TORCH, ".pth": _TORCH, ".safetensors": _TORCH, ".ckpt": _TORCH, ".pt2": _TORCH,
+    ".pt": _TORCH, ".pth": _TORCH, ".safetensors": _TORCH, ".ckpt": _TORCH, ".pt2": _PROGRAM,
     ".h5": _KERAS, ".keras": _KERAS,
     ".pkl": _PICKLE, ".pickle": _PICKLE, ".joblib": _PICKLE,
     ".ubj": _TREES, ".xgb": _TREES, ".lgb": _TREES,
@@ -133,6 +137,8 @@ def init(
     target = out if out is not None else file.parent / "model.yaml"
     runtime = load_runtime(file, RuntimeOptions(threads=1))
     try:
+        if not runtime.inputs:
+            raise ConfigError.at(file, "the model takes no inputs, so it has nothing to answer; export it with some")
         quantization: Mapping[str, tuple[float, int]] = getattr(runtime, "quantization", {})  # TFLite models only
         text, facts = _described(_facts(file, runtime, quantization), runtime, quantization)
         _write(target, text, _beside(text, facts), force)
