@@ -108,6 +108,35 @@ def test_rows_that_are_measured_on_are_not_calibrated_on(report: Report, model: 
     assert used["held_out"] is True
 
 
+def test_maps_are_compared_by_their_classes_and_embeddings_by_error_alone(report: Report, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.standard_normal((4, 3, 3, 3)).astype(np.float32)}
+    nodes = [
+        onnx.helper.make_node("Conv", ["x", "w"], ["maps"], pads=[1, 1, 1, 1]),
+        onnx.helper.make_node("ReduceMean", ["maps"], ["vector"], axes=[2, 3], keepdims=0),
+    ]
+    outputs = [onnx_models.tensor("maps", ["rows", 4, 8, 16]), onnx_models.tensor("vector", ["rows", 4])]
+    model = onnx_models.save(
+        tmp_path / "model.onnx", nodes, [onnx_models.tensor("x", ["rows", 3, 8, 16])], outputs, weights
+    )
+    (tmp_path / "model.yaml").write_text(
+        "version: 1\nsignature: {inputs: {x: {kind: tensor, dtype: FP32, shape: [-1, 3, 8, 16]}}, "
+        "outputs: {maps: {kind: tensor}, vector: {kind: embedding}}}\n"
+    )
+    x = rng.standard_normal((12, 3, 8, 16)).astype(np.float32)
+    chosen = onnxruntime.InferenceSession(model).run(["maps"], {"x": x})[0].argmax(1)
+    np.savez(tmp_path / "data.npz", x=x, labels=chosen)
+    made = report(model, "--data", tmp_path / "data.npz")
+    now = onnxruntime.InferenceSession(made["out"]).run(["maps"], {"x": x})[0].argmax(1)
+    same = float((now == chosen).mean())
+    assert 0.9 < same < 1
+    maps, vector = made["outputs"]
+    assert maps["agreement"] == pytest.approx(same, abs=0.002)  # measured without the graph optimizations of a session
+    assert made["accuracy"]["before"] == 1
+    assert made["accuracy"]["after"] == maps["agreement"]
+    assert vector["agreement"] is None
+
+
 def test_few_rows_are_all_used_twice_and_it_says_so(report: Report, model: Path, tmp_path: Path) -> None:
     data = digit_models.save_data(tmp_path / "few.npz", slice(0, 12))
     made = report(model, "--data", data)

@@ -90,8 +90,9 @@ class SampleRow:
 class Samples:
     """Rows of data that fit a model. `described_by` is the `model.yaml` whose signature they fit, None for tensors.
 
-    `labels`, int64 [rows, ...], is the correct class for each score vector, if the data has it. `detector` has the
-    `post` that turns the model's outputs into detections, None if there is none.
+    `labels`, int64 [rows, ...], is the correct class for each score vector, if the data has it. `described` has the
+    `post` of `model.yaml`. `detector` is the same if that makes detections, else None; `embeddings` names the outputs
+    that it calls so.
     """
 
     def __init__(
@@ -101,9 +102,10 @@ class Samples:
         processor: Processor,
         arrays: Mapping[str, Array],
         labels: Array | None,
-        detector: Processor | None,
+        described: Processor,
     ) -> None:
-        self.detector = detector
+        self.detector = described if _detections(described) else None
+        self.embeddings = frozenset(one.name for one in described.signature.outputs if one.kind == "embedding")
         self.path = path
         self.described_by = described_by
         self.labels = labels
@@ -200,8 +202,7 @@ def read_samples(path: Path, model: FloatModel) -> Samples:
                 raise
     for one, source in ((processor, described_by), (plain, None)):
         if _names_fit(arrays, one):
-            detector = processor if _detections(processor) else None
-            return _samples(path, None if one is plain else source, one, arrays, detector)
+            return _samples(path, None if one is plain else source, one, arrays, processor)
     raise _wrong_names(path, arrays, processor, plain)
 
 
@@ -230,7 +231,7 @@ def _samples(
     described_by: Path | None,
     processor: Processor,
     arrays: Mapping[str, Array],
-    detector: Processor | None,
+    described: Processor,
 ) -> Samples:
     problems: list[str] = []
     fitted: dict[str, Array] = {}
@@ -254,7 +255,7 @@ def _samples(
         problems.append(f"array {LABELS!r} {error}")
     if problems:
         raise ConfigError([Problem(path, None, None, "--data", problem) for problem in problems])
-    return Samples(path, described_by, processor, fitted, labels, detector)
+    return Samples(path, described_by, processor, fitted, labels, described)
 
 
 def _fitted(array: Array, one: LogicalInput, has_rows: bool) -> Array:

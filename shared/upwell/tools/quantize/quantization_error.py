@@ -40,9 +40,9 @@ class ErrorSummary:
 class OutputChange:
     """One output before and after: relative error, and the share of score vectors with the same largest score.
 
-    `agreement` is None for outputs that are not scores: those of one column or none. For integers it is the share of
-    equal values, and `relative_error` is None. `not_finite` counts the float model's own values that are not finite;
-    they are left out of the error.
+    `agreement` is None for outputs that are not scores: those of one column or none, and embeddings. For integers it is
+    the share of equal values, and `relative_error` is None. `not_finite` counts the float model's own values that are
+    not finite; they are left out of the error.
     """
 
     name: str
@@ -180,13 +180,14 @@ def compared(before: Run, after: Run, samples: Samples, cases: Iterable[SampleRo
             count = len(case.rows)
             expected = {name: array[:count] for name, array in expected.items()}
             got = {name: array[:count] for name, array in got.items()}
+        expected, got = ({name: _classes_last(array) for name, array in one.items()} for one in (expected, got))
         labels = _labels_of(samples, case)
         if labels is not None and not scores:
             scores = _scores_output(samples, expected, labels)
         for name, array in expected.items():
             tally = tallies.setdefault(name, _Tally(ErrorSummary()))
             _count(tally, array, got[name], labels if name == scores else None)
-    outputs = tuple(_change(name, tally) for name, tally in tallies.items())
+    outputs = tuple(_change(name, tally, name in samples.embeddings) for name, tally in tallies.items())
     accuracy = _accuracy(scores, tallies[scores]) if scores else None
     if samples.detector is None:
         return OutputComparison(outputs, accuracy)
@@ -243,8 +244,13 @@ def _count(tally: _Tally, expected: Array, got: Array, labels: Array | None) -> 
             tally.labelled += labels.size
 
 
-def _change(name: str, tally: _Tally) -> OutputChange:
-    agreement = tally.same / tally.vectors if tally.vectors else None
+def _classes_last(array: Array) -> Array:
+    """Maps of scores with the classes last: of four dimensions, those after the rows if fewer than columns."""
+    return np.moveaxis(array, 1, -1) if array.ndim == 4 and array.shape[1] < array.shape[3] else array
+
+
+def _change(name: str, tally: _Tally, is_embedding: bool) -> OutputChange:
+    agreement = tally.same / tally.vectors if tally.vectors and not is_embedding else None
     return OutputChange(name, None if tally.is_integer else tally.difference.relative, agreement, tally.not_finite)
 
 
