@@ -50,6 +50,16 @@ def boxes_step(path: Path) -> Mapping[str, object]:
     return keys
 
 
+def test_sizes_that_the_file_leaves_open_are_those_of_a_run(tmp_path: Path, in_process: InProcess) -> None:
+    raw = np.concatenate([CENTERS * 64, SCORES], axis=2)
+    path = finding(tmp_path / "model.onnx", {"output0": raw}, {"output0": [None, None, None]})
+    init(in_process, path)
+    assert boxes_step(path) == {"from": "output0", "axes": "NAC", "format": "cxcywh"}
+    few = finding(tmp_path / "few.onnx", {"output0": raw[:, :5]}, {"output0": [None, None, None]})
+    init(in_process, few, "--out", tmp_path / "few.yaml")
+    assert load_yaml(tmp_path / "few.yaml", ModelDescription).post == ()
+
+
 @pytest.mark.parametrize(
     ("boxes", "written"),
     [

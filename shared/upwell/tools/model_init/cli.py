@@ -26,7 +26,7 @@ from upwell.shared.signature.processor import Processor
 from upwell.shared.tensors import TensorSpec
 from upwell.tools.model_init.exporter_facts import ExporterFacts, ScoresKind
 from upwell.tools.model_init.exporter_metadata import facts_of, own_metadata, tflite_facts
-from upwell.tools.model_init.model_evidence import scores_of, shown_boxes, takes_pixels
+from upwell.tools.model_init.model_evidence import scores_of, seen_outputs, shown_boxes, takes_pixels
 from upwell.tools.model_init.model_yaml_draft import (
     LABELS_NAME,
     TOKENIZER_NAME,
@@ -187,7 +187,7 @@ def _with_scores(facts: ExporterFacts, found: ScoresKind) -> ExporterFacts:
 
 def _with_likely_boxes(facts: ExporterFacts, runtime: Runtime) -> ExporterFacts:
     """With boxes, where the tensors look like a detector's and runs of it bear that out."""
-    outputs = runtime.outputs
+    outputs = seen_outputs(runtime)
     is_picture = len(runtime.inputs) == 1 and len(runtime.inputs[0].shape) == 4
     keys, doubts = likely_boxes(outputs) if is_picture else ({}, "")
     shown = shown_boxes(runtime, keys, doubts) if keys else None

@@ -6,6 +6,7 @@ Determined from runs on random inputs and from its graph.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -134,6 +135,25 @@ _SMALL, _LARGE, _MANY_LEVELS = 0.02, 50.0, 2.0
 
 _Step = tuple[str, Array | None, str]
 """The operator that reads a tensor, the constant beside it, and what it makes."""
+
+
+def seen_outputs(runtime: Runtime) -> Sequence[TensorSpec]:
+    """The outputs, with the sizes of a run where the file leaves them open, as tracing exporters often do.
+
+    As declared if the inputs leave sizes open too, since those then decide, or if the model fails.
+    """
+    declared = runtime.outputs
+    if not any(-1 in spec.shape[1:] for spec in declared) or any(-1 in spec.shape[1:] for spec in runtime.inputs):
+        return declared
+    chance = np.random.default_rng(0)
+    try:
+        made = runtime.run({spec.name: random_input(spec, chance) for spec in runtime.inputs})
+    except UpwellError:
+        return declared
+    return [
+        replace(spec, shape=(*spec.shape[:1], *made[spec.name].shape[1:])) if -1 in spec.shape[1:] else spec
+        for spec in declared
+    ]
 
 
 def shown_boxes(runtime: Runtime, keys: Mapping[str, str], doubts: str) -> tuple[Mapping[str, str], str] | None:
