@@ -145,8 +145,9 @@ def test_a_name_of_the_signature_must_not_hide_a_cut_tensor(tmp_path: Path) -> N
     assert facts(loaded(both.head, made.head, tmp_path))[1] == {"cut": "tensor", "early_logits": "tensor"}
 
 
-def test_what_needs_the_picture_is_left_to_who_has_it(tmp_path: Path) -> None:
-    raw = Tensor("raw", "FP32", ("batch", 14, 84))
+@pytest.mark.parametrize("sizes", [(14, 84), ("", "")])
+def test_what_needs_the_picture_is_left_to_who_has_it(tmp_path: Path, sizes: tuple[int | str, ...]) -> None:
+    raw = Tensor("raw", "FP32", ("batch", *sizes))
     made = halves(((PICTURE,), (CUT,)), ((CUT,), (raw,)), CUT)
     text = (
         "signature: {inputs: {image: {kind: image}}, outputs: {detections: {kind: detections}}}\n"

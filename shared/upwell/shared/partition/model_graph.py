@@ -57,7 +57,8 @@ def in_order(sources: Sequence[Collection[int]]) -> list[int]:
 class Tensor:
     """One tensor. `datatype` is an OIP name (`FP32`, `UINT8`); a dimension is a number, or as for `size_of`.
 
-    `shape` is None if it is neither declared nor inferred: such a tensor cannot cross a cut.
+    `shape` is None if it is neither declared nor inferred, and a dimension "" if its size depends on more than the
+    model's inputs, as far as is known: such a tensor cannot cross a cut.
     """
 
     name: str
@@ -67,7 +68,7 @@ class Tensor:
     @property
     def is_sized(self) -> bool:
         """Whether its size is known once the open dimensions are."""
-        return self.shape is not None and bool(element_bytes(self.datatype))
+        return self.shape is not None and "" not in self.shape and bool(element_bytes(self.datatype))
 
     def size_bytes(self, sizes: Mapping[str, int] | None = None) -> int:
         """Bytes on the wire, with open dimensions from `sizes`, 1 if missing (one row).

@@ -200,7 +200,9 @@ class _Reader:
     def _one_row(self, name: str) -> tuple[int, ...] | None:
         """The shape of a tensor for one row; None if unknown."""
         tensor = self.known.get(name)
-        return None if tensor is None or tensor.shape is None else tuple(size_of(dim, {}) for dim in tensor.shape)
+        if tensor is None or tensor.shape is None or "" in tensor.shape:
+            return None
+        return tuple(size_of(dim, {}) for dim in tensor.shape)
 
 
 def _gives_the_same(node: OnnxNode) -> bool:
@@ -305,7 +307,7 @@ def _settled(seen: Tensor, trials: Sequence[Tensor | None], names: Sequence[str]
         if not isinstance(dim, int) and dim not in names:
             dim = _formula([_size_at(trial, axis) for trial in trials], names)
         dims.append(dim)
-    return replace(seen, shape=None if "" in dims else tuple(dims))
+    return replace(seen, shape=tuple(dims))
 
 
 def _size_at(trial: Tensor | None, axis: int) -> int:
