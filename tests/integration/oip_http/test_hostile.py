@@ -134,13 +134,22 @@ def test_a_large_body_is_refused_before_it_is_sent(shared_server: RunningHttpSer
 
 
 class Verbose(FakeDataplane):
-    """Answers with more numbers than a message may hold."""
+    """Answers with more text than a message may hold."""
+
+    def __init__(self, elements: int) -> None:
+        super().__init__()
+        self.elements = elements
 
     def infer(self, request: InferRequest, call: Call) -> InferResponse:
-        return InferResponse(request.model, {"y": np.zeros(1 << 19, np.float32)}, "1", request.id)
+        return InferResponse(request.model, {"y": np.full(self.elements, 0.1, np.float32)}, "1", request.id)
 
 
-def test_json_is_written_no_further_than_the_largest_answer(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("elements", "hint"), [(1 << 17, b"; binary data (`binary_data_output`) takes fewer"), (1 << 19, b"")]
+)
+def test_json_is_written_no_further_than_the_largest_answer(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, elements: int, hint: bytes
+) -> None:
     written = 0
 
     def counted(value: object) -> bytes:
@@ -149,11 +158,11 @@ def test_json_is_written_no_further_than_the_largest_answer(serve: Serve, monkey
         return write_json(value)
 
     monkeypatch.setattr(json_tensors, "write_json", counted)
-    address = serve(dataplane=Verbose(), connections=Connections(max_message_bytes=1 << 20))
+    address = serve(dataplane=Verbose(elements), connections=Connections(max_message_bytes=1 << 20))
     answer = ask(address, "POST", INFER, BODY)
     assert (answer.status, answer.headers["Upwell-Status"]) == (413, "RESOURCE_EXHAUSTED")
-    assert b"1048576 bytes, the most that are sent; binary data (`binary_data_output`) takes fewer" in answer.body
-    assert written < 1 << 19
+    assert b'1048576 bytes, the most that are sent%s"' % hint in answer.body
+    assert written < elements
 
 
 def test_large_bodies_at_once_are_bounded_together(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

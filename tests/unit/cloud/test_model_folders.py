@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.unit.models_for_tests import branch_elsewhere
-from upwell.cloud.repository.model_folders import ModelFolder, Versions, scan, select, versions_of
+from upwell.cloud.repository.model_folders import NAMES, ModelFolder, Versions, scan, select, versions_of
 from upwell.shared.errors import ConfigError, ModelFailed
 
 
@@ -36,10 +36,16 @@ def test_no_repository_and_an_empty_one_say_what_is_expected(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["two words", "-flag", "x" * 101, "ä"])
-def test_a_name_that_no_model_can_have_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_name_that_no_model_can_have_keeps_no_other_model_from_being_served(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     put(tmp_path, name, "1", "model.onnx")
-    with pytest.raises(ConfigError, match="a model's name has letters"):
+    with pytest.raises(ConfigError, match="no model here"):
         scan(tmp_path)
+    put(tmp_path, "m", "1", "model.onnx")
+    caplog.clear()
+    assert [folder.name for folder in scan(tmp_path)] == ["m"]
+    assert caplog.messages == [f"{name!r} is not served: {NAMES}"]
 
 
 def test_the_description_of_the_version_counts_before_that_of_the_model(tmp_path: Path) -> None:

@@ -106,12 +106,12 @@ class ModelFolder:
         return path
 
 
-def scan(root: Path, *, is_strict: bool = True) -> list[ModelFolder]:
+def scan(root: Path) -> list[ModelFolder]:
     """Every version of every model under `root`, by name and version.
 
-    A model without a version, or with an unreadable folder, is left out with a warning; hidden files and folders are
-    ignored. Raises `ConfigError` if `root` is not a readable folder or holds no version, and, if `is_strict`, for a
-    name that is not valid for a model, which otherwise is left out with a warning.
+    A model without a version, with an unreadable folder or with a name that is not valid for a model is left out with a
+    warning; hidden files and folders are ignored. Raises `ConfigError` if `root` is not a readable folder or holds no
+    version.
     """
     if not root.is_dir():
         raise ConfigError.at(root, "no such folder; expected a model repository: <name>/<version>/model.onnx")
@@ -119,8 +119,6 @@ def scan(root: Path, *, is_strict: bool = True) -> list[ModelFolder]:
         names = model_names(root)
     found = [version for name in names for version in _versions_or_warning(root, name)]
     for name in sorted({one.name for one in found if not NAME.fullmatch(one.name)}):
-        if is_strict:
-            raise ConfigError.at(root / name, NAMES)
         warn_of_name(name)
     found = [one for one in found if NAME.fullmatch(one.name)]
     if not found:

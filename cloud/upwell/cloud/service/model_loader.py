@@ -74,15 +74,14 @@ def find_models(
 ) -> list[ModelFolder]:
     """All versions to serve, by model and number. Where the latest is wanted and `fatal`, the latest other one too.
 
-    Raises `ConfigError`, also for invalid names and for settings of a model or version that does not exist. These two
-    are only warnings if models may still appear, or if not `begins`, since other workers already serve.
+    Raises `ConfigError`, also for settings of a model or version that does not exist. These are only warnings if models
+    may still appear, or if not `begins`, since other workers already serve.
     """
-    is_strict = begins and not config.serve.repository.may_change
     found: dict[str, list[ModelFolder]] = {}
-    for folder in scan(config.serve.models, is_strict=is_strict):
+    for folder in scan(config.serve.models):
         found.setdefault(folder.name, []).append(folder)
     missing = [*_missing_models(config, found), *_missing_versions(config, found)]
-    if missing and is_strict:
+    if missing and begins and not config.serve.repository.may_change:
         raise ConfigError(missing)
     for problem in missing:
         log.warning("%s", problem)

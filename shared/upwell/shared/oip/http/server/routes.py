@@ -375,7 +375,8 @@ def _infer_reply(response: InferResponse, wanted: RequestedOutput, max_bytes: in
         if len(head) > _LARGE_JSON_BYTES:
             yield_permit()
         if size_bytes + len(head) > max_bytes:
-            smaller = _SMALLER if len(raws) < len(response.outputs) else ""
+            fits = sum(array.nbytes for array in response.outputs.values()) < max_bytes
+            smaller = _SMALLER if fits and len(raws) < len(response.outputs) else ""
             raise too_large(f"the answer takes more than {max_bytes} bytes, the most that are sent{smaller}")
     facts = fact_headers(response.parameters) if with_facts else []
     if not raws:
