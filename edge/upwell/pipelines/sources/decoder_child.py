@@ -10,6 +10,7 @@ empty if all went well, and never contains the address.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -290,7 +291,10 @@ def _full_name(decoder: str, codec: str) -> str:
 def _frames(
     container: InputContainer, stream: VideoStream, context: VideoCodecContext, slot: FrameSlot
 ) -> Iterator[VideoFrame]:
+    is_cut_off = False
     for packet in container.demux(stream):
+        if packet.size:  # the last one has no data
+            is_cut_off = packet.is_corrupt
         try:
             frames = context.decode(packet)
         except _UNDECODABLE:
@@ -301,6 +305,8 @@ def _frames(
                 slot.count_undecodable()
             else:
                 yield frame
+    if is_cut_off:
+        raise OSError(errno.ENODATA, "the video is cut off")
 
 
 def _too_large(size: tuple[int, int], max_pixels: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import struct
 import subprocess
@@ -240,6 +241,15 @@ def test_a_jpeg_picture_that_breaks_off_is_undecodable_and_not_grey_from_there_o
     source = VideoSource(VideoSettings(str(path)))
     assert [number_of(frame.pixels) for frame in frames_of(source)] == [0, 1, 2, 4, 5]
     assert (source.status.given, source.status.undecodable) == (5, 1)
+    source.close()
+
+
+def test_a_file_that_is_cut_off_does_not_end_as_a_whole_one(tmp_path: Path) -> None:
+    path = MadeVideo().write(tmp_path / "made.avi")
+    os.truncate(path, path.stat().st_size // 2)
+    source = VideoSource(VideoSettings(str(path)))
+    assert 0 < len(list(frames_of(source))) < 20
+    assert source.status.explained == "the video is cut off"
     source.close()
 
 
