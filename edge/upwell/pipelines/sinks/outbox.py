@@ -219,7 +219,8 @@ class SinkRelay:
             self._cursors[pipeline] = until = run[-1].number
             if outcome == "delivered":
                 self._note_success()
-            self._save(lambda store: store.settle(pipeline, self._sink.name, until, outcome))
+            shown = self._database.shown
+            self._save(lambda store: store.settle(pipeline, self._sink.name, until, outcome, shown))
 
     def _set_aside(self, pipeline: str, poison: PendingMessage, error: str) -> None:
         key = poison.message.key
@@ -320,6 +321,7 @@ class Outbox:
         self._limits, self._may_send = limits, may_send
         self._names = _names(sinks)
         self._database = OutboxJobs(path, self._names, limits, others)
+        self._database.shown = _shown(by_name)
         self._relays = {name: self._relay(sink) for name, sink in by_name.items()}
 
     def change(self, sinks: Mapping[str, Sequence[Sink]]) -> None:
@@ -333,6 +335,7 @@ class Outbox:
         self.end([name for name in self._relays if name not in by_name])
         for name, relay in self._relays.items():
             relay.serve([pipeline for pipeline in relay.pipelines if name in self._names.get(pipeline, ())])
+        self._database.shown = _shown(by_name)
         self._database.change(self._names)
         for relay in self._relays.values():
             relay.serve(self._pipelines_of(relay.sink.name))
@@ -429,3 +432,8 @@ def sinks_by_name(sinks: Mapping[str, Sequence[Sink]]) -> dict[str, Sink]:
 
 def _names(sinks: Mapping[str, Sequence[Sink]]) -> dict[str, list[str]]:
     return {pipeline: [sink.name for sink in of_pipeline] for pipeline, of_pipeline in sinks.items()}
+
+
+def _shown(sinks: Mapping[str, Sink]) -> frozenset[str]:
+    """The names of the sinks that get pictures."""
+    return frozenset(name for name, sink in sinks.items() if not sink.leaves_device)

@@ -81,6 +81,8 @@ class OutboxJobs:
     ) -> None:
         self._path = path
         self._sinks, self._others = sinks, others
+        self.shown: Collection[str] = ()
+        """The names of the sinks that get pictures."""
         self._limits = limits
         self._jobs: deque[_Job[Any]] = deque()
         self._lock = threading.Lock()

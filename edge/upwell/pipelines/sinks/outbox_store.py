@@ -258,8 +258,11 @@ class OutboxStore:
         query = "SELECT coalesce((SELECT number FROM cursors WHERE pipeline = ? AND sink = ?), 9e18)"  # removed
         return self._number(query, pipeline, sink)
 
-    def settle(self, pipeline: str, sink: str, until: int, outcome: Outcome) -> None:
-        """Record that the sink is done with all messages up to that number. Those that no sink awaits are deleted."""
+    def settle(self, pipeline: str, sink: str, until: int, outcome: Outcome, shown: Collection[str] = ()) -> None:
+        """Record that the sink is done with all messages up to that number. Those that no sink awaits are deleted.
+
+        `shown` are the sinks that get pictures: once all of them are done with a message, its picture is deleted.
+        """
         after = self.cursor(pipeline, sink)
         if until <= after:
             return
@@ -268,6 +271,8 @@ class OutboxStore:
             "UPDATE cursors SET number = ? WHERE pipeline = ? AND sink = ?", (until, pipeline, sink)
         )
         self._forget(pipeline)
+        if sink in shown:
+            self._forget_pictures(pipeline, after, until, shown)
 
     def set_aside(self, pipeline: str, sink: str, poison: PendingMessage, error: str) -> None:
         """Set aside a message that the sink can never take, for a person to look at. The sink is done with it."""
@@ -320,6 +325,21 @@ class OutboxStore:
         """Delete the pipeline's messages that no sink awaits."""
         slowest = "SELECT coalesce(min(number), 9e18) FROM cursors WHERE pipeline = ?"
         self._delete("pipeline = ? AND number <= ?", pipeline, self._number(slowest, pipeline))
+
+    def _forget_pictures(self, pipeline: str, after: int, until: int, shown: Collection[str]) -> None:
+        """Delete the pictures of those of these messages that wait for none of the sinks that get pictures."""
+        marks = ", ".join("?" * len(shown))
+        slowest = f"SELECT min(number) FROM cursors WHERE pipeline = ? AND sink IN ({marks})"  # noqa: S608 (marks only)
+        which = (pipeline, after, min(until, self._number(slowest, pipeline, *shown)))
+        where = "WHERE pipeline = ? AND number > ? AND number <= ? AND length(picture) > 0"
+        freed_bytes = self._number(f"SELECT total(length(picture)) FROM messages {where}", *which)  # noqa: S608 (as before)
+        if freed_bytes:
+            held_bytes = self._held() - freed_bytes
+            self._connection.execute(
+                f"UPDATE messages SET size_bytes = size_bytes - length(picture), picture = x'' {where}",  # noqa: S608 (as before)
+                which,
+            )
+            self._held_bytes = held_bytes
 
     def _delete(self, where: str, *values: Any) -> None:
         size = f"SELECT total(size_bytes) FROM messages WHERE {where}"  # noqa: S608 (constants of this module)

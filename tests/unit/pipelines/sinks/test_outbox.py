@@ -311,6 +311,23 @@ def test_beyond_its_size_the_oldest_are_dropped_and_counted_for_those_who_had_th
     assert ill.keys == [f"dock-{number}" for number in range(30 - kept, 30)]
 
 
+def test_a_picture_takes_no_room_once_all_sinks_that_get_pictures_have_it(tmp_path: Path) -> None:
+    here, slow, away = RecordingSink("here"), RecordingSink("slow"), RecordingSink("away", leaves_device=True)
+    away.behaviour = refuse
+    with outbox(tmp_path, {"dock": [here, slow, away]}, replace(FAST, limit_bytes=200_000)) as box:
+        for number in range(50):
+            box.put([message(number, picture=b"x" * 20_000)])
+            assert box.flush(WAIT_S, ["here", "slow"])
+        assert (holds(box, "away").waiting, holds(box, "away").dropped_size) == (50, 0)
+        slow.behaviour = refuse
+        box.put([message(50, picture=b"y" * 20_000)])
+        assert box.flush(WAIT_S, ["here"])
+        slow.behaviour = lambda _: None
+        assert box.flush(WAIT_S, ["slow"])
+    assert all(one.picture for sink in (here, slow) for one in sink.taken)
+    assert len(slow.taken) == 51
+
+
 def test_what_another_process_purges_takes_no_room_and_waits_no_longer(tmp_path: Path) -> None:
     sink = RecordingSink()
     sink.behaviour = refuse
