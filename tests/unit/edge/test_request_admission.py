@@ -138,24 +138,25 @@ def test_a_run_request_takes_its_times_from_what_the_router_has_learnt() -> None
     times = RunTimes()
     for index in range(10):
         times = times.add(1, 0.1, index * 0.1)
-    run_request = timed(RunRequest(priority="high", stream="s"), times, 1, 0.5, 1.0)
+    run_request = timed(RunRequest(priority="high", stream="s"), times, 1, 0.5, 1.0, math.inf)
     assert (run_request.priority, run_request.stream, run_request.arrived_s) == ("high", "s", 0.5)
     assert run_request.run_s == pytest.approx(0.1)
     assert run_request.spread_s == pytest.approx(0.01)
-    assert timed(run_request, times, 4, 0.5, 1.0).run_s == pytest.approx(0.4)
+    assert timed(run_request, times, 4, 0.5, 1.0, 1.5).run_s == pytest.approx(0.4)
+    assert timed(run_request, times, 4, 0.5, 1.0, 1.3).run_s == pytest.approx(0.1), "a guess that is let try"
 
 
 def test_one_hiccup_does_not_halve_the_device_and_silence_is_forgotten() -> None:
     times = RunTimes()
     for index in range(10):
         times = times.add(1, 5.0 if index == 4 else 0.1, index * 0.1)
-    run_request = timed(RunRequest(), times, 1, 0.5, 1.0)
+    run_request = timed(RunRequest(), times, 1, 0.5, 1.0, math.inf)
     assert [run_request.run_s, run_request.spread_s] == pytest.approx([0.1, 0.1 * MOST_SPREAD])
-    assert timed(RunRequest(), times, 1, 0.5, 5.0).run_s == pytest.approx(0.1)
-    assert math.isnan(timed(RunRequest(), times, 1, 0.5, 60.0).run_s)
+    assert timed(RunRequest(), times, 1, 0.5, 5.0, math.inf).run_s == pytest.approx(0.1)
+    assert math.isnan(timed(RunRequest(), times, 1, 0.5, 60.0, math.inf).run_s)
 
 
 @pytest.mark.parametrize("times", [None, RunTimes(), RunTimes().add(1, 5.0, -FRESH_S - 0.01)])
 def test_what_never_ran_and_an_only_run_of_some_time_ago_claim_no_time(times: RunTimes | None) -> None:
-    run_request = timed(RunRequest(), times, 1, 0.0, 0.0)
+    run_request = timed(RunRequest(), times, 1, 0.0, 0.0, math.inf)
     assert (math.isnan(run_request.run_s), run_request.spread_s) == (True, 0.0)

@@ -252,6 +252,20 @@ def test_a_busy_device_without_a_way_up_refuses_and_says_why(text: str, about: d
     )
 
 
+def test_a_number_of_rows_that_was_never_measured_is_tried_where_it_would_be_refused_for_ever() -> None:
+    """Beside a stream of single rows, whose time is mostly that of a call, a batch was guessed too slow and refused."""
+    by = router("defaults: {deadline: 100ms}")
+    batch, state = signals([10] * 256, has_cloud=False), known(by, edge_s=0.001)
+    assert by.decide(state, batch, NOW_S).refusal == "", "between 1 and 256 ms"
+    assert by.decide(by.observe(state, EdgeRan(MODEL, 256, 0.256), NOW_S), batch, NOW_S).refusal, "measured"
+    assert by.decide(state, signals([10] * 2048, has_cloud=False), NOW_S).refusal, "the device might be busy for 2 s"
+    assert by.decide(known(by, edge_s=0.2), signals([10] * 2, has_cloud=False), NOW_S).refusal, "late even for one"
+    few = signals([10] * 8, has_cloud=False)
+    assert by.decide(by.observe(RouterState(), EdgeRan(MODEL, 64, 0.4), NOW_S), few, NOW_S).refusal == ""
+    up = by.decide(known(by, edge_s=0.04, cloud_s=0.01), signals([10] * 4), NOW_S)
+    assert (up.plan, up.reason) == (Plan.CLOUD, Reason.EDGE_BUSY), "not tried where the cloud is in time"
+
+
 def test_a_deadline_in_the_past_is_refused_and_nothing_goes_up() -> None:
     for late_s in (0.0, 1e-9, 5.0, math.inf):
         decision = before("version: 1", caller_deadline_s=NOW_S - late_s)
@@ -376,6 +390,7 @@ def test_rows_that_stay_because_the_way_up_is_blocked_count_against_the_device()
     by = router("defaults: {deadline: 100ms, large: {above: 1kB}}")
     state = learnt(by, [CloudCallFailed(MODEL, Reason.CLOUD_UNAVAILABLE)] * 3, state=known(by, edge_s=0.06))
     assert by.decide(state, signals([2000]), NOW_S).refusal == ""
+    state = learnt(by, [EdgeRan(MODEL, 2, 0.12)] * 2, state=state)
     assert by.decide(state, signals([2000, 10]), NOW_S).refusal
 
 

@@ -137,6 +137,8 @@ def test_more_rows_than_ever_seen_are_expected_to_take_as_much_longer_and_fewer_
     assert fewer is not None
     assert (more.p50_s, more.lately_s, more.p99_s, more.last_at_s) == pytest.approx((0.16, 0.16, 0.16, 5.0))
     assert (fewer.p50_s, fewer.lately_s, fewer.p99_s) == (0.04, 0.04, 0.04)
+    assert (more.guess, fewer.guess) == (4, 4), "0.04 and 0.01 s at least"
+    assert times.add(16, 0.05, 5.0).expect(16).guess == 1  # type: ignore[union-attr]
 
 
 def test_the_nearest_size_speaks_for_one_that_was_never_seen() -> None:

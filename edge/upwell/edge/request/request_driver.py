@@ -206,7 +206,7 @@ class RequestDriver:
         assert edge is not None  # noqa: S101  asked for only where there is one
         owed = replace(self._run_request, is_owed=True) if action.is_owed else self._run_request
         times = self._context.router.recent.edge.get(self._model.name)
-        run_request = timed(owed, times, len(rows), self._arrived_s, time.monotonic())
+        run_request = timed(owed, times, len(rows), self._arrived_s, time.monotonic(), action.deadline_s)
         inputs, prepared = self._select(self._inputs, rows), None
         if self._flow.signals.pictures is not None:
             prepared = self._preparation(edge, inputs, action.deadline_s, run_request)
@@ -224,7 +224,7 @@ class RequestDriver:
     def _run_head(self, action: RunHead) -> float:
         decision, key = action.decision, action.split_route.key
         rows, times = len(decision.up_rows), self._context.router.recent.edge.get(key)
-        run_request = timed(self._run_request, times, rows, self._arrived_s, time.monotonic())
+        run_request = timed(self._run_request, times, rows, self._arrived_s, time.monotonic(), decision.deadline_s)
         head, inputs, prepared = self._model.head(key), self._select(self._inputs, decision.up_rows), None
         if self._flow.signals.pictures is not None:
             prepared = self._preparation(head.edge, inputs, decision.deadline_s, run_request)

@@ -30,7 +30,9 @@ def before_edge(case: OffloadCase) -> Decision:
     up = wanted if found.obstacle is None else ()
     here = case.edge if not up else EdgeTime.of(case.state, signals, len(rows) - len(up), case.now_s)
     if len(up) < len(rows) and not here.in_time(case.deadline_s, case.now_s):
-        return _around_busy_edge(replace(case, edge=here), rows)
+        around = _around_busy_edge(replace(case, edge=here), rows)
+        if not around.refusal or not here.is_worth_a_try(case.deadline_s, case.now_s):
+            return around
     escalate = len(wanted) < len(rows) and _may_escalate(signals, verdict)
     if up and found.split_route is not None:
         plan = Plan.SPLIT

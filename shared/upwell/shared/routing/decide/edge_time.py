@@ -10,6 +10,7 @@ from upwell.shared.routing.estimators.run_and_answer_times import FRESH_S
 from upwell.shared.value_classes import value_class
 
 LONG_SILENCE_S = 10.0
+LONGEST_TRY_S = 1.0
 
 
 @value_class
@@ -18,7 +19,8 @@ class EdgeTime:
 
     `usual_s` is the recent time and decides on admission; `cautious_s`, the 99th percentile, decides how early a run
     starts that stands in for the cloud. NaN if nothing was measured, or there is no edge side. All contain
-    `prepare_s`, what the request's pictures need before the run; 0 if unknown.
+    `prepare_s`, what the request's pictures need before the run; 0 if unknown. `least_s` is NaN where so many rows were
+    measured; else `usual_s` is guessed from another number, an upper bound, and `least_s` the lower one.
     """
 
     usual_s: float
@@ -26,6 +28,7 @@ class EdgeTime:
     fastest_s: float
     silence_s: float
     prepare_s: float = 0.0
+    least_s: float = math.nan
 
     @classmethod
     def of(cls, state: RouterState, signals: Signals, rows: int, now_s: float) -> EdgeTime:
@@ -37,7 +40,10 @@ class EdgeTime:
         run = NO_EDGE_TIME
         if window is not None:
             queue_s = signals.edge_ahead * (window.lately_s + prepare_s)
-            run = cls(queue_s + window.lately_s, queue_s + window.p99_s, window.fastest_s, window.silence_s(now_s))
+            usual_s = queue_s + window.lately_s
+            least_s = usual_s / window.guess if window.guess > 1.0 else math.nan
+            silence_s = window.silence_s(now_s)
+            run = cls(usual_s, queue_s + window.p99_s, window.fastest_s, silence_s, least_s=least_s)
         return run.behind(prepare_s)
 
     def behind(self, prepare_s: float) -> EdgeTime:
@@ -46,7 +52,7 @@ class EdgeTime:
             return self
         run = EdgeTime(0.0, 0.0, 0.0, math.inf) if math.isnan(self.usual_s) else self
         usual_s, cautious_s, fastest_s = run.usual_s + prepare_s, run.cautious_s + prepare_s, run.fastest_s + prepare_s
-        return EdgeTime(usual_s, cautious_s, fastest_s, run.silence_s, prepare_s)
+        return EdgeTime(usual_s, cautious_s, fastest_s, run.silence_s, prepare_s, run.least_s + prepare_s)
 
     def in_time(self, deadline_s: float, now_s: float) -> bool:
         """Whether the device is predicted to answer by `deadline_s`.
@@ -58,6 +64,13 @@ class EdgeTime:
         if self.silence_s > LONG_SILENCE_S:
             needed_s = self.prepare_s
         return now_s < deadline_s and not now_s + needed_s > deadline_s  # NaN: the unknown is tried
+
+    def is_worth_a_try(self, deadline_s: float, now_s: float) -> bool:
+        """Whether only a guess says that the device would be late, it may be in time, and it is not busy for long.
+
+        Refused, so many rows would stay unmeasured for ever beside a stream of other numbers.
+        """
+        return now_s + self.least_s < deadline_s and self.usual_s <= LONGEST_TRY_S
 
 
 def preparation_s(state: RouterState, signals: Signals, rows: int, now_s: float) -> float:

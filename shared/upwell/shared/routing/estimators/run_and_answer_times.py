@@ -45,6 +45,8 @@ class LatencyWindow:
     lately_s: float = math.nan
     fastest_s: float = math.nan
     p99_s: float = math.nan
+    guess: float = 1.0
+    """1 where this size was measured. Else the times are at most these, and at least these divided by `guess`."""
 
     def add_all(self, runs: Sequence[tuple[float, float]]) -> LatencyWindow:
         """The window with more durations, each with the time at its end, and without the oldest beyond its length."""
@@ -70,13 +72,14 @@ class LatencyWindow:
         return passed_s if len(self.samples_s) > 1 or passed_s <= FRESH_S else math.inf
 
     def scaled(self, factor: float) -> LatencyWindow:
-        """The same with every quantile multiplied by `factor`."""
+        """The same with every quantile multiplied by `factor`: a guess."""
         return replace(
             self,
             samples_s=array("d", [sample_s * factor for sample_s in self.samples_s]),
             lately_s=self.lately_s * factor,
             fastest_s=self.fastest_s * factor,
             p99_s=self.p99_s * factor,
+            guess=factor,
         )
 
 
@@ -110,9 +113,10 @@ class RunTimes:
         return RunTimes(windows)
 
     def expect(self, rows: int) -> LatencyWindow | None:
-        """The window for `rows` rows, else that of the nearest bucket, scaled up by rows; None if there are none.
+        """The window for `rows` rows, else a guess from the nearest bucket; None if there are none.
 
-        A smaller bucket is scaled linearly, an upper bound on the cost of a batch; a larger one is used unchanged.
+        A smaller bucket is scaled linearly, an upper bound on the cost of a batch; a larger one is used unchanged, and
+        its linear share is the lower bound.
         """
         window = self.windows.get(rows)
         if window is not None or not self.windows:
@@ -121,7 +125,9 @@ class RunTimes:
         if bucket in self.windows:
             return self.windows[bucket]
         nearest = min(self.windows, key=lambda seen: abs(math.log2(seen / bucket)))
-        return self.windows[nearest].scaled(max(1.0, bucket / nearest))
+        if nearest > bucket:
+            return replace(self.windows[nearest], guess=nearest / bucket)
+        return self.windows[nearest].scaled(bucket / nearest)
 
 
 @value_class

@@ -54,15 +54,20 @@ RUN_REQUESTS: Mapping[Priority, RunRequest] = MappingProxyType(
 """The run request of requests without a source."""
 
 
-def timed(run_request: RunRequest, times: RunTimes | None, rows: int, arrived_s: float, now_s: float) -> RunRequest:
+def timed(
+    run_request: RunRequest, times: RunTimes | None, rows: int, arrived_s: float, now_s: float, deadline_s: float
+) -> RunRequest:
     """The run request of a request that came at `arrived_s`, with the predicted time of a run of `rows` rows.
 
     The prediction is the router's: an old measurement counts with its fastest run, and after a long silence not at all.
+    A guess that would be late counts with its lower bound, since the router lets it try.
     """
     window = None if times is None else times.windows.get(rows) or times.expect(rows)
     if window is None or window.silence_s(now_s) > LONG_SILENCE_S:
         return RunRequest(math.nan, 0.0, run_request.priority, run_request.stream, arrived_s, run_request.is_owed)
     run_s = window.lately_s if now_s - window.last_at_s <= FRESH_S else window.fastest_s
+    if now_s + run_s > deadline_s:
+        run_s /= window.guess
     spread_s = min(max(window.p99_s - run_s, LEAST_SPREAD * run_s), MOST_SPREAD * run_s)
     return RunRequest(run_s, spread_s, run_request.priority, run_request.stream, arrived_s, run_request.is_owed)
 

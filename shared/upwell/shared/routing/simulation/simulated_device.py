@@ -201,7 +201,7 @@ class SimulatedDriver:
         """Wait for a turn and run, as `EdfScheduler` does with the agent's threads. Raises as it does."""
         kernel, runs = self._kernel, self._device.runs
         times, now_s = self._device.pilot.state.edge.get(model), kernel.now_s
-        run = _SimulatedRun(kernel, deadline_s, timed(run_request, times, 1, self._request.t_s, now_s))
+        run = _SimulatedRun(kernel, deadline_s, timed(run_request, times, 1, self._request.t_s, now_s, deadline_s))
         if not runs.join(run, now_s, self):
             yield run.woken, run.latest_start_s
             if run.error is not None:
