@@ -41,9 +41,10 @@ from tests.integration.cases.made_cases import (
 from upwell.edge.case_collection.case_database import FILE_NAME
 from upwell.edge.case_collection.collected_case import CaseSignature, CollectedCase
 from upwell.shared.errors import ConfigError
+from upwell.shared.files import write_named
 from upwell.shared.signature.picture_codec import decode
 from upwell.shared.tensors import Array
-from upwell.tools.cases import cli
+from upwell.tools.cases import case_exports, case_labels, cli
 from upwell.tools.cases.case_exports import FORMATS, ExportTask, LeftOut, yolo
 from upwell.tools.cases.case_labels import LABELS_NAME, read_labels
 from upwell.tools.cases.case_source import CaseDatabase, open_source
@@ -480,6 +481,29 @@ def test_a_purge_names_an_export_that_reads_a_case_just_before_it_is_erased(
     monkeypatch.setattr(CaseDatabase, "erase", erase_late)
     said = run("cases", "purge", tmp_path / "agent.yaml", "--tag", "who=0")
     assert said["exports"] == [str(tmp_path / "late"), str(tmp_path / "out")]
+
+
+def test_commands_at_once_lose_no_label_and_no_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    ids = exported_by_tag(tmp_path)
+    written: list[tuple[str, bool]] = []
+
+    def probed(path: Path, data: bytes) -> None:
+        is_held = True
+        with path.with_name("case-labels.lock").open("ab") as file, contextlib.suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_held = False
+        written.append((path.name, is_held))
+        write_named(path, data)
+
+    for module in (case_labels, case_exports):
+        monkeypatch.setattr(module, "write_named", probed)
+    (tmp_path / "labels.csv").write_text(f"id,label\n{ids[1]},[]\n")
+    run("cases", "import", tmp_path / "state", tmp_path / "labels.csv", "--format", "csv")
+    run("cases", "export", tmp_path / "state", "--format", "yolo", "--out", tmp_path / "new")
+    run("cases", "purge", tmp_path / "agent.yaml", "--tag", "who=0")
+    assert {name for name, _ in written} == {LABELS_NAME, "case-exports.json"}
+    assert all(is_held for _, is_held in written)
 
 
 def test_a_garbled_case_loses_its_label_and_its_place_in_the_index_too(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError, Problem
 from upwell.tools.cases.case_exports import forget_in_exports
 from upwell.tools.cases.case_labels import read_labels, write_labels
-from upwell.tools.cases.case_source import CaseDatabase, CaseSource, erase_lines, erase_rows
+from upwell.tools.cases.case_source import CaseDatabase, CaseSource, changing, erase_lines, erase_rows
 
 IsMeant = Callable[[Mapping[str, Any]], bool]
 
@@ -54,10 +54,11 @@ def _forget(
 
     def forget_beside(erased: Iterable[str | int]) -> None:
         doomed = set(map(str, erased))
-        exports.update(forget_in_exports(source.folder, doomed))
-        labels = read_labels(source.folder)
-        if doomed & labels.keys():
-            write_labels(source.folder, {id: label for id, label in labels.items() if id not in doomed})
+        with changing(source.folder):
+            exports.update(forget_in_exports(source.folder, doomed))
+            labels = read_labels(source.folder)
+            if doomed & labels.keys():
+                write_labels(source.folder, {id: label for id, label in labels.items() if id not in doomed})
 
     forget_beside(ids)
     unreadable = [str(one) for one in source.unreadable()]

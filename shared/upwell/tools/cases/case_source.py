@@ -18,6 +18,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 from upwell.edge.case_collection.case_database import FILE_NAME, READ, SCHEMA, read_case, read_facts
 from upwell.edge.case_collection.case_file_encryption import MAX_PARCEL_BYTES, read_key, unpack
 from upwell.edge.case_collection.collected_case import CaseFacts, CaseSignature, CollectedCase
@@ -29,6 +34,7 @@ from upwell.shared.opamp import CASE_SUFFIX
 from upwell.shared.units import count_of
 
 _PATIENCE_S = 10.0
+_LOCK_NAME = "case-labels.lock"
 
 
 def erase_rows(
@@ -90,6 +96,20 @@ def _overwrite(descriptor: int, at: int, data: bytes) -> None:
     while data:
         written = os.pwrite(descriptor, data, at)
         data, at = data[written:], at + written
+
+
+@contextlib.contextmanager
+def changing(folder: Path) -> Iterator[None]:
+    """Hold off other commands that change the labels or the index of exports in this folder.
+
+    On a full disk, or a share that knows no locks, they are not held off.
+    """
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            file = held.enter_context((folder / _LOCK_NAME).open("ab"))
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 NO_FOLDER = "without a folder the agent collects no cases; expected agent.state_dir"

@@ -19,7 +19,7 @@ from upwell.shared.files import new_folder, read_file, write_named
 from upwell.shared.units import count_of
 from upwell.tools.cases.case_exports import FORMATS, ExportTask, LeftOut, Side, forget_in_exports, note_export
 from upwell.tools.cases.case_labels import IMPORTS, NOBODY_GAVE, import_labels, read_labels, write_labels
-from upwell.tools.cases.case_source import CaseLost, open_source
+from upwell.tools.cases.case_source import CaseLost, changing, open_source
 from upwell.tools.cases.cases_to_label import choose, features_of, hardness_of
 from upwell.tools.cases.cli import CasesArgument, ModelOption, TagOption, WhyOption, by_ids, case_filter, chosen
 from upwell.tools.terminal import AsJson, progress
@@ -62,7 +62,8 @@ def export(
     url = f"/data/local-files/?d={out.name}/" if picture_url is None else picture_url
     with progress() as bar, new_folder(out, "--out") as folder, source.reading() as read_case:
         # First the index: an export missing from it could not be found when a case must be erased.
-        note_export(source.folder, out.absolute(), format, [facts.id for facts in found])
+        with changing(source.folder):
+            note_export(source.folder, out.absolute(), format, [facts.id for facts in found])
         step = bar.add_task("cases", total=len(found))
 
         def read(id: str) -> CollectedCase:
@@ -71,7 +72,8 @@ def export(
 
         task = ExportTask(found, read, read_labels(source.folder), side)
         unfit = FORMATS[format](task, folder, url)
-        forget_in_exports(source.folder, task.lost, out.absolute())
+        with changing(source.folder):
+            forget_in_exports(source.folder, task.lost, out.absolute())
     number = len(found) - len(task.lost) - sum(unfit.values())
     left_out[_LOST] = len(task.lost)
     left_out += unfit
@@ -94,8 +96,9 @@ def import_(
         raise ConfigError.at(None, f"expected one of {', '.join(IMPORTS)}, got {format!r}", "--format")
     source = open_source(cases)
     labels, others = import_labels(file, format, {facts.id: facts for facts in source.facts()})
-    known = read_labels(source.folder)
-    write_labels(source.folder, {**known, **labels})
+    with changing(source.folder):
+        known = read_labels(source.folder)
+        write_labels(source.folder, {**known, **labels})
     changed = sum(known.get(id) not in (None, label) for id, label in labels.items())
     if as_json:
         typer.echo(json.dumps({"labels": len(labels), "changed": changed, "left_out": others}))
