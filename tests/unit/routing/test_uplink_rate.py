@@ -99,5 +99,8 @@ def test_a_clock_that_goes_back_makes_nothing_older() -> None:
     assert after(1e5).seen(-5.0, 20_000, 0.2, RTT_S, is_bound=False).at_s == after(1e5).at_s
 
 
-def test_no_message_is_expected_to_keep_the_link_busy_for_longer_than_two_seconds() -> None:
-    assert RateBelief().chance(1.0, 1e12, 0.0, 0.25, RTT_S).occupied_s == pytest.approx(RateBelief.LONGEST_S)
+@pytest.mark.parametrize(("within_s", "longest_s"), [(0.25, 2.0), (1.0, 2.0), (3.0, 6.0)])
+def test_no_message_is_expected_to_keep_the_link_busy_for_longer_than_two_seconds_or_twice_its_time(
+    within_s: float, longest_s: float
+) -> None:
+    assert RateBelief().chance(1.0, 1e12, 0.0, within_s, RTT_S).occupied_s == pytest.approx(longest_s)

@@ -52,6 +52,10 @@ class RateBelief:
     Why not a mean with a margin: whether a message pays depends on its chance of being in time, and that is what must
     be known after a few late ones. `weights` are for `at_s`; `habit` is their mean over the `count` messages seen, of
     which recent ones count `HABIT` each.
+
+    At the slowest rates a message takes minutes, which would outweigh all others in the mean time that it keeps the
+    link busy. So that time counts up to `LONGEST_S`, or `LONGEST_OF_TIME` times what the message has where that is
+    more: with a deadline of seconds, a message that is late would else look as cheap as one that is in time.
     """
 
     WANDER: ClassVar[float] = 0.7
@@ -60,6 +64,7 @@ class RateBelief:
     NOISE: ClassVar[float] = 0.25
     HABIT: ClassVar[float] = 0.05
     LONGEST_S: ClassVar[float] = 2.0
+    LONGEST_OF_TIME: ClassVar[float] = 2.0
     _DOUBT: ClassVar[float] = 1e-4
 
     weights: tuple[float, ...] = _ANYTHING
@@ -91,7 +96,8 @@ class RateBelief:
         """The same for messages of these sizes [n], each by itself."""
         weights, _ = self._at(now_s)
         in_time = _above(-_deviation(within_s, ahead_bytes + sizes_bytes[:, None], rtt_s)) @ weights
-        return in_time, np.minimum(sizes_bytes[:, None] / _RATES, self.LONGEST_S) @ weights
+        longest_s = max(self.LONGEST_S, self.LONGEST_OF_TIME * within_s)
+        return in_time, np.minimum(sizes_bytes[:, None] / _RATES, longest_s) @ weights
 
     def _at(self, now_s: float) -> tuple[_Array, _Array]:
         """The weights of rates and of the habit at that time, after the silence until then."""
