@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from sqlalchemy import insert
@@ -22,10 +20,10 @@ from upwell.fleet.storage.tables import DEVICES
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.config.yaml import load_yaml
 from upwell.shared.errors import ConfigError
-from upwell.shared.opamp import STATISTICS
+from upwell.shared.opamp import RELEASE_PACKAGE, STATISTICS
 from upwell.tools.cli import build_app
-from upwell.tools.fleet import rollouts_cli
-from upwell.tools.fleet.fleet_client import CallFailed
+from upwell.tools.fleet import fleet_client, rollouts_cli
+from upwell.tools.fleet.fleet_client import CallFailed, FleetClient
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +62,28 @@ def test_devices_are_listed_grouped_labelled_and_assigned(fleet: Service) -> Non
     assert "no-such" not in done(fleet, "devices", "--where", "name == 'no-such'")
     assert json.loads(done(fleet, "group", "list", "--json"))["groups"][0]["devices"] == 1
     done(fleet, "assign", "none", "--group", "two")
-    assert "enrolled" in done(fleet, "tail", "gate")
+    assert "  gate  enrolled: " in done(fleet, "tail", "gate")
     assert "assign group" in done(fleet, "audit")
     done(fleet, "group", "drop", "two")
+
+
+def test_hours_in_an_unknown_time_zone_are_refused(fleet: Service) -> None:
+    done(fleet, "label", "gate", "timezone=Europe/Berlinn")
+    error = run(fleet, "rollout", "7", "--where", 'name == "gate"', "--window", "22:00-06:00").exception
+    assert "device 'gate' has an unknown time zone, timezone=Europe/Berlinn" in str(error)
+    done(fleet, "label", "gate", "timezone=")
+
+
+def test_devices_are_listed_as_a_person_counts_with_what_keeps_them_from_their_release(fleet: Service) -> None:
+    full = opamp_pb2.PackageStatus(name=RELEASE_PACKAGE, agent_has_version="6", error_message="no space left")
+    for number in (10, 9):
+        device = fleet.enrolled(f"dock-{number}")
+        device.poll(package_statuses=opamp_pb2.PackageStatuses(packages={RELEASE_PACKAGE: full}))
+    shown = done(fleet, "devices", "--where", 'name.startsWith("dock")')
+    assert shown.index("dock-9") < shown.index("dock-10")
+    assert "no space left" in shown
+    for number in (10, 9):
+        done(fleet, "revoke", f"dock-{number}")
 
 
 def test_a_device_is_shown_line_by_line(fleet: Service) -> None:
@@ -135,6 +152,10 @@ def test_wrong_use_is_one_sentence(fleet: Service, arguments: tuple[str, ...], w
         (("rollout", "7", "--where", 'name == "nobody"'), "no device matches"),
         (("rollout", "7", "--where", "true", "--wave", "1"), "the last wave must be 100%"),
         (("rollout", "7", "--where", "true", "--wave", "some"), "expected a wave such as"),
+        (
+            ("rollout", "7", "--where", "true", "--wave", "site=keil", "--wave", "100%"),
+            "no device has the label of wave",
+        ),
         (("rollout", "7", "--where", "true", "--window", "night"), "expected a span such as"),
         (("rollout", "7", "--where", "true", "--window", "22:00-06:00", "--days", "monday"), "expected a day such as"),
         (("rollout", "7", "--where", "true", "--requests", "0"), "requests"),
@@ -189,20 +210,23 @@ def test_follow_waits_for_the_end_and_says_by_its_exit_code_that_it_was_halted(f
     assert (result.exit_code, json.loads(result.stdout)["phase"]) == (1, "halted")
 
 
-def test_follow_bears_with_a_service_that_is_away_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follow_bears_with_a_service_that_is_away_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     away = CallFailed("no connection", is_away=True)
     said = iter([away, {"phase": "running", "devices": []}, away, away, {"phase": "finished", "devices": []}, away])
 
-    def call(*_: object) -> object:
+    def call(*_: object, **__: object) -> object:
         one = next(said)
         if isinstance(one, CallFailed):
             raise one
         return one
 
-    client: Any = SimpleNamespace(call=call)
+    monkeypatch.setattr(FleetClient, "call", call)
+    monkeypatch.setattr(fleet_client, "AGAIN_S", 0.0)
     monkeypatch.setattr(rollouts_cli, "FOLLOW_S", 0.0)
+    (tmp_path / "token").write_text("t")
+    client = FleetClient("https://127.0.0.1:1", None, tmp_path / "token")
     assert rollouts_cli._until_over(client, "r")["phase"] == "finished"
-    monkeypatch.setattr(rollouts_cli, "AWAY_S", -1.0)
+    monkeypatch.setattr(fleet_client, "AWAY_S", -1.0)
     with pytest.raises(CallFailed):
         rollouts_cli._until_over(client, "r")
 

@@ -209,6 +209,14 @@ def test_one_wedged_device_of_many_is_shown_and_the_rollout_goes_on() -> None:
     assert TakeBack(wedged, FORMER) in [action for _, action in simulated.offers]
 
 
+def test_why_a_device_could_not_fetch_the_release_is_told_with_its_failure() -> None:
+    rollout = begin(RolloutPlan("r", NEW, parse_waves(["100%"])), {"d": Member(0, former=FORMER)}, (), 0.0)
+    for at_s in (1.0, 2.0):
+        rollout, _ = step(rollout, Reported("d", at_s, FORMER), at_s)
+    rollout, _ = step(rollout, Reached(0.0, {"d": "no space left"}), 4000.0)
+    assert rollout.members["d"].problem.endswith("of hearing of it: no space left")
+
+
 def test_a_canary_that_starts_and_then_goes_back_by_itself_halts_it() -> None:
     simulated = fleet(3, HEALTHY, devices=5)
     rollout = simulated.begin()

@@ -18,6 +18,7 @@ from upwell.fleet.registry.devices import Stored
 from upwell.fleet.registry.groups import membership
 from upwell.fleet.users import Role
 from upwell.shared.errors import InvalidRequest
+from upwell.shared.opamp import RELEASE_PACKAGE
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}", re.ASCII)
 Sequence: TypeAlias = Annotated[int, Field(ge=0, le=2**53, description="Sequence number of a release.")]
@@ -228,6 +229,7 @@ class DeviceEvent(Given):
     id: int
     at_unix_s: float
     device_id: str
+    name: str
     kind: str
     text: str
 
@@ -339,6 +341,7 @@ class _View:
         wanted = groups.wanted(device, self._assigned)
         health = device["health"] or {}
         refused = f"refused its configuration: {device['config_error']}" if device["config_status"] == "failed" else ""
+        kept_from = (device["packages"] or {}).get(RELEASE_PACKAGE, {}).get("error", "")
         seen = self._presence.last_seen(device)
         return {
             **{name: device[name] for name in ("id", "name", "release", "enrolled_unix_s", "revoked_unix_s")},
@@ -348,7 +351,7 @@ class _View:
             "wanted": wanted.release,
             "wanted_by": wanted.source,
             "healthy": health.get("healthy"),
-            "problem": wanted.conflict or refused or health.get("last_error", ""),
+            "problem": wanted.conflict or refused or health.get("last_error") or kept_from,
             "is_silent": seen is None or self._now_unix_s - seen > SILENT_POLLS * self._presence.poll_s,
             "double": self._double(device),
             "last_seen_unix_s": seen,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, delete, insert, select
 
 from upwell.fleet.storage.database import Row, all_rows
-from upwell.fleet.storage.tables import EVENTS
+from upwell.fleet.storage.tables import DEVICES, EVENTS
 
 EVENTS_KEPT_S = 30 * 86400.0
 
@@ -23,8 +23,10 @@ def note_event(connection: Connection, device_id: str, now_unix_s: float, happen
 
 
 def events_after(connection: Connection, after: int, limit: int, device_id: str | None = None) -> list[Row]:
-    """The events after that number, the oldest first; for -1 the last ones."""
-    chosen = select(EVENTS) if device_id is None else select(EVENTS).where(EVENTS.c.device_id == device_id)
+    """The events after that number, the oldest first, each with its device's `name`; for -1 the last ones."""
+    chosen = select(EVENTS, DEVICES.c.name).join(DEVICES, DEVICES.c.id == EVENTS.c.device_id)
+    if device_id is not None:
+        chosen = chosen.where(EVENTS.c.device_id == device_id)
     if after < 0:
         return all_rows(connection, chosen.order_by(EVENTS.c.id.desc()).limit(limit))[::-1]
     return all_rows(connection, chosen.where(EVENTS.c.id > after).order_by(EVENTS.c.id).limit(limit))

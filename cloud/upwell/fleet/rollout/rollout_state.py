@@ -164,10 +164,11 @@ class Reported:
 @dataclass(frozen=True, slots=True)
 class Reached:
     """Only time has passed. Since `listened_from_unix_s` the service has listened without a break: what it did not hear
-    before that is not the silence of a device.
+    before that is not the silence of a device. `said` is why devices have not got the release yet, if they say so.
     """
 
     listened_from_unix_s: float = 0.0
+    said: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from upwell.fleet.rollout.rollout_state import (
 )
 from upwell.fleet.rollout.state_machine import NotPossible, begin, since, step
 from upwell.fleet.rollout.wave_gate import NO_COUNTS, Counts
-from upwell.fleet.rollout.wave_plan import RolloutDevice, deal, wave_of_late
+from upwell.fleet.rollout.wave_plan import RolloutDevice, deal, is_zone, wave_of_late
 from upwell.fleet.storage.database import Row, all_rows, the_row
 from upwell.fleet.storage.tables import DEVICES, FACTS, GROUPS, ROLLOUT_MEMBERS, ROLLOUTS, STATISTICS
 from upwell.fleet.users import Actor, record_audit
@@ -85,17 +85,18 @@ def create(
     devices = [one for one in _locked(connection) if one["revoked_unix_s"] is None and holds(variables_of(one))]
     taken = [one for one in devices if one["rollout"] is not None]
     if taken:
-        more = f" and {len(taken) - 1} more" if len(taken) > 1 else ""
+        more = f" and {len(taken) - 1} more are" if len(taken) > 1 else " is"
         raise Conflict(
-            f"device {taken[0]['name']}{more} is in roll-out {taken[0]['rollout']}, which has not ended; "
+            f"device {taken[0]['name']}{more} in roll-out {taken[0]['rollout']}, which has not ended; "
             "wait for its end or take it back"
         )
     rollout_id = secrets.token_hex(4)
     candidates = [RolloutDevice(one["id"], labels_of(one), last_seen(one)) for one in devices]
-    dealt = deal(rollout_id, plan.waves, candidates)
-    members = {one["id"]: _member(connection, one, dealt[one["id"]]) for one in devices}
     group_release = None if target.group is None else find_group(connection, target.group)["release"]
     try:
+        dealt = deal(rollout_id, plan.waves, candidates)
+        members = {one["id"]: _member(connection, one, dealt[one["id"]]) for one in devices}
+        _check_labels(plan, devices)
         plan = replace(plan, id=rollout_id, group_release=group_release)
         rollout = begin(plan, members, (), actor.now_unix_s)
     except ValueError as error:
@@ -112,6 +113,18 @@ def create(
     details = {"release": plan.release, "expression": target.expression, "waves": [one.text for one in plan.waves]}
     record_audit(connection, actor, "begin rollout", rollout_id, details)
     return rollout_id
+
+
+def _check_labels(plan: RolloutPlan, devices: Sequence[Stored]) -> None:
+    """Raise `ValueError` for a wave whose label no device has, which would be skipped, and for hours in an unknown time
+    zone, which would be those of UTC.
+    """
+    for wave in plan.waves:
+        if wave.label is not None and not any(wave.label in labels_of(one).items() for one in devices):
+            raise ValueError(f"no device has the label of wave {wave.text}")
+    for one in devices if plan.window else ():
+        if not is_zone(zone := labels_of(one).get(ZONE_LABEL) or "UTC"):
+            raise ValueError(f"device {one['name']!r} has an unknown time zone, {ZONE_LABEL}={zone}")
 
 
 def operate(connection: Connection, actor: Actor, rollout_id: str, what: str) -> None:
@@ -164,7 +177,7 @@ def advance(
     opened = _open(connection, rollout_id)
     rollout, actions = opened.rollout, list[Action]()
     news = _News.read(connection, opened, last_seen)
-    for event in (*news.events, Reached(listened_from_unix_s)):
+    for event in (*news.events, Reached(listened_from_unix_s, news.said)):
         rollout, asked = step(rollout, event, now_unix_s)
         actions += asked
     _save(connection, opened, rollout, actions, news.statistics_id, news.counted, now_unix_s)
@@ -242,6 +255,7 @@ class _News:
     events: Sequence[Event]
     counted: Mapping[str, Any]
     statistics_id: int
+    said: Mapping[str, str]
 
     @classmethod
     def read(cls, connection: Connection, opened: StoredRollout, last_seen: Callable[[Stored], float | None]) -> _News:
@@ -264,7 +278,8 @@ class _News:
             events += _heard(rollout, device, last_seen(device), has_counted=device_id in counted)
         if not rollout.is_over:
             events += _joined(connection, rollout, row)
-        return cls(events, counted, newest)
+        said = {name: error for name, one in devices.items() if (error := _package_of(one).get("error"))}
+        return cls(events, counted, newest, said)
 
 
 def _heard(rollout: Rollout, device: Stored, seen_unix_s: float | None, *, has_counted: bool) -> Iterable[Event]:
@@ -283,13 +298,19 @@ def _heard(rollout: Rollout, device: Stored, seen_unix_s: float | None, *, has_c
 
 def _refused(rollout: Rollout, device: Stored, member: Member) -> str:
     """Why the device keeps its release, if it says so and did not say so before the offer."""
-    package = (device["packages"] or {}).get(RELEASE_PACKAGE, {})
+    package = _package_of(device)
     may_stay = member.stage not in (Stage.WAITING, Stage.RETURNED)  # else it cannot go back
     runs_it = device["release"] == rollout.plan.release and may_stay
     if package.get("status") != "failed" or runs_it:
         return ""
     is_waiting = member.stage in (Stage.WAITING, *ON_NEW, Stage.RETURNED)
     return (package.get("error") or "the device could not install the release") if is_waiting else ""
+
+
+def _package_of(device: Stored) -> Mapping[str, str]:
+    """What the device says of its release."""
+    found: Mapping[str, str] = (device["packages"] or {}).get(RELEASE_PACKAGE, {})
+    return found
 
 
 def _joined(connection: Connection, rollout: Rollout, row: Row) -> Iterable[Event]:

@@ -96,7 +96,7 @@ def step(rollout: Rollout, event: Event, now_unix_s: float) -> Step:
     if isinstance(event, Reported):
         return _report(rollout, event, now_unix_s)
     assert isinstance(event, Reached)  # noqa: S101  no other is left
-    return _pass_time(rollout, event.listened_from_unix_s, now_unix_s)
+    return _pass_time(rollout, event, now_unix_s)
 
 
 def _operate(rollout: Rollout, event: Paused | Resumed | TakenBack) -> Step:
@@ -264,14 +264,17 @@ def _fail(rollout: Rollout, device: str, problem: str) -> Step:
     return after, (TakeBack(device, member.former), *actions)
 
 
-def _pass_time(rollout: Rollout, listened_from_unix_s: float, now_unix_s: float) -> Step:
+def _pass_time(rollout: Rollout, event: Reached, now_unix_s: float) -> Step:
     """Fail the devices that took the offer and did not start in time, or that started and were then silent for as
     long.
     """
     actions: tuple[Action, ...] = ()
+    listened_from_unix_s = event.listened_from_unix_s
     for device, member in rollout.members.items():
         problem = _overdue(rollout.plan, member, listened_from_unix_s, now_unix_s)
         if problem and not rollout.is_over:
+            if member.stage is Stage.OFFERED and device in event.said:
+                problem += f": {event.said[device]}"
             rollout, more = _fail(rollout, device, problem)
             actions += more
     if not rollout.is_over:

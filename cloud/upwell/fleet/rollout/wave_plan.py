@@ -133,8 +133,13 @@ class RolloutWindow:
         return is_within and (not self.days or _DAYS[day] in self.days)
 
 
-def _zone(name: str) -> ZoneInfo:
+def is_zone(name: str) -> bool:
+    """Whether it is the IANA name of a time zone."""
     try:
-        return ZoneInfo(name or "UTC")
+        return bool(ZoneInfo(name))
     except (KeyError, ValueError, OSError):
-        return ZoneInfo("UTC")
+        return False
+
+
+def _zone(name: str) -> ZoneInfo:
+    return ZoneInfo(name if is_zone(name) else "UTC")

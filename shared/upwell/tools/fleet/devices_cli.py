@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
@@ -45,9 +46,14 @@ def devices(
     """List the devices: version, release, health, time of the last poll."""
     if group is not None and where is not None:
         raise ConfigError.at(None, "expected one of --group and --where, got both")
-    found = [*FleetClient(at, ca, token_file).devices(group=group, where=where)]
+    found = sorted(FleetClient(at, ca, token_file).devices(group=group, where=where), key=_by_name)
     headings = ("id", "name", "version", "release", "wanted", "health", "share", "seen", "labels", "problem")
     print_found({"devices": found}, as_json, headings, map(_row, found))
+
+
+def _by_name(device: Mapping[str, Any]) -> tuple[object, ...]:
+    """As a person counts: gate-2 before gate-10."""
+    return *(int(one) if one.isdecimal() else one for one in re.split(r"(\d+)", device["name"])), device["id"]
 
 
 def _row(device: Mapping[str, Any]) -> tuple[object, ...]:
@@ -214,11 +220,11 @@ def tail(
                 print_json(event)
             else:
                 when = datetime.fromtimestamp(event["at_unix_s"], timezone.utc).isoformat(" ", "seconds")
-                stdout_console().print(plain(f"{when}  {event['device_id']}  {event['kind']}: {event['text']}"))
+                stdout_console().print(plain(f"{when}  {event['name']}  {event['kind']}: {event['text']}"))
         if not follow:
             return
         time.sleep(TAIL_S)
-        found = client.call("GET", "/events", after=after, device=device)["events"]
+        found = client.get_patiently("/events", after=after, device=device)["events"]
 
 
 group = typer.Typer(no_args_is_help=True, help="Groups of devices, by an expression over their labels.")

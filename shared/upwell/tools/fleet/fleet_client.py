@@ -24,6 +24,11 @@ PAGE = 1000
 MAX_ANSWER_BYTES = 64 << 20
 """Enough for a page of devices with as many labels as they may report, and for a roll-out of 100,000 devices."""
 
+AWAY_S = 600.0
+"""How long a command that waits bears with a service that cannot be reached, as while it restarts."""
+
+AGAIN_S = 2.0
+
 At: TypeAlias = Annotated[
     str, typer.Option("--at", envvar="UPWELL_FLEET", help="The service: https://HOST:PORT.", show_default=False)
 ]
@@ -74,6 +79,17 @@ class FleetClient:
         detail = found.get("detail", "") if isinstance(found, dict) else ""
         is_away = received.status == HTTPStatus.SERVICE_UNAVAILABLE
         raise CallFailed(str(detail) or f"HTTP {received.status}", is_away=is_away)
+
+    def get_patiently(self, path: str, **query: Any) -> Any:
+        """What a GET `call` answers; it bears with a service that cannot be reached for `AWAY_S`."""
+        until_s = time.monotonic() + AWAY_S
+        while True:
+            try:
+                return self.call("GET", path, **query)
+            except CallFailed as error:
+                if not error.is_away or time.monotonic() > until_s:
+                    raise
+                time.sleep(AGAIN_S)
 
     def devices(self, **query: Any) -> Iterator[Mapping[str, Any]]:
         """All devices, page by page."""

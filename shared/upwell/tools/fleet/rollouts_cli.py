@@ -33,9 +33,6 @@ RolloutArgument = Annotated[
 FOLLOW_S = 2.0
 """How often `--follow` polls."""
 
-AWAY_S = 600.0
-"""How long `--follow` bears with a service that cannot be reached: exit code 1 would say that the roll-out halted."""
-
 _OVER = ("finished", "halted")
 
 
@@ -75,11 +72,11 @@ def rollout(
     rollout_id = client.call("POST", "/rollouts", body)["id"]
     if wave is not None and len(wave) == 1:
         print_error("warning: one wave has no control group, so an hour that is bad for all devices can halt it")
+    if not follow and as_json:
+        print_json({"id": rollout_id})
+    elif not as_json:
+        typer.echo(f"roll-out {rollout_id} has started; see `upwell fleet rollouts {rollout_id}`")
     if not follow:
-        if as_json:
-            print_json({"id": rollout_id})
-        else:
-            typer.echo(f"roll-out {rollout_id} has started; see `upwell fleet rollouts {rollout_id}`")
         return
     found = _until_over(client, rollout_id)
     _print(found, as_json)
@@ -90,16 +87,8 @@ def rollout(
 def _until_over(client: FleetClient, rollout_id: str) -> Mapping[str, Any]:
     with progress() as bar:
         task = bar.add_task(f"roll-out {rollout_id}", total=1)
-        heard_s = time.monotonic()
         while True:
-            try:
-                found: Mapping[str, Any] = client.call("GET", f"/rollouts/{segment(rollout_id)}")
-            except CallFailed as error:
-                if not error.is_away or time.monotonic() - heard_s > AWAY_S:
-                    raise
-                time.sleep(FOLLOW_S)
-                continue
-            heard_s = time.monotonic()
+            found: Mapping[str, Any] = client.get_patiently(f"/rollouts/{segment(rollout_id)}")
             done = sum(one["stage"] in ("passed", "failed", "left") for one in found["devices"])
             bar.update(task, total=len(found["devices"]), completed=done)
             if found["phase"] in _OVER:
