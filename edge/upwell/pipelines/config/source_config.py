@@ -156,7 +156,7 @@ class CaptureSection(FilePart):
 
     video: Annotated[str | None, BeforeValidator(_video)] = Field(
         None,
-        description="A file, or an address: rtsp, rtsps, rtmp, rtmps, srt, udp, http, https.",
+        description="A file, or an address: rtsp, rtsps, rtmp, rtmps, udp, http, https; srt if PyAV has it.",
     )
     camera: Annotated[str, AfterValidator(_camera)] | None = Field(
         None, description="A camera of this machine, such as /dev/video0."

@@ -14,12 +14,14 @@ import errno
 import json
 import os
 import signal
+import socket
 import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+from urllib.parse import urlsplit
 
 import av
 from av.container import InputContainer
@@ -205,8 +207,29 @@ def decode_all(request: DecoderRequest, slot: FrameSlot, handover: Handover, say
             why = _decode_program(program, request, slot, handover, say)
             return program.why_over() or why
     except (av.FFmpegError, OSError) as error:
-        missing = bool(request.command) and isinstance(error, FileNotFoundError)
-        return f"there is no program {request.command[0]}" if missing else reason(error)
+        if request.command and isinstance(error, FileNotFoundError):
+            return f"there is no program {request.command[0]}"
+        return _why_unopened(error, request.address)
+
+
+def _why_unopened(error: BaseException, address: str) -> str:
+    """Like `reason`, but clearer than FFmpeg about two common mistakes."""
+    if isinstance(error, av.error.ProtocolNotFoundError):
+        return f"the installed PyAV cannot open {address.partition(':')[0]} addresses"
+    if getattr(error, "errno", 0) == errno.EIO and _is_unknown(address):
+        return "its host name cannot be resolved"
+    return reason(error)
+
+
+def _is_unknown(address: str) -> bool:
+    """Whether the name of a stream's host cannot be resolved, for which FFmpeg says "Input/output error"."""
+    try:
+        host = urlsplit(address).hostname
+        return host is not None and not socket.getaddrinfo(host, None)
+    except ValueError:
+        return False
+    except OSError:
+        return True
 
 
 def _decode_program(program: GStreamer, request: DecoderRequest, slot: FrameSlot, handover: Handover, say: Say) -> str:

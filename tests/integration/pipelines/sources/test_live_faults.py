@@ -166,6 +166,20 @@ def test_a_fault_is_seen_and_said_and_the_source_is_back_when_it_returns(
     assert source.status.given >= len(seen) + 2
 
 
+def test_a_host_without_an_address_is_told_from_other_errors() -> None:
+    source = VideoSource(VideoSettings("rtsp://camera.invalid/main", patience=QUICKLY))
+    until(lambda: source.next(0.1) is None and source.status.state is SourceState.LOST, "it is lost")
+    assert source.status.explained == "its host name cannot be resolved"
+    source.close()
+
+
+def test_an_address_that_the_installed_ffmpeg_cannot_open_is_told() -> None:
+    source = VideoSource(VideoSettings("gopher2://127.0.0.1/main", patience=QUICKLY))
+    until(lambda: source.next(0.1) is None and source.status.state is SourceState.LOST, "it is lost")
+    assert source.status.explained == "the installed PyAV cannot open gopher2 addresses"
+    source.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [silent, drip], ids=["silent", "drip"])
 def test_a_source_is_back_in_time_though_an_attempt_hangs(fault: Script) -> None:
