@@ -224,6 +224,8 @@ class SinkRelay:
 
     def _set_aside(self, pipeline: str, poison: PendingMessage, error: str) -> None:
         key = poison.message.key
+        if self._sink.leaves_device:  # it gets none, and there is little room for what is set aside
+            poison = replace(poison, message=replace(poison.message, picture=b""))
         _log.warning("the sink %s rejected event %s, which is set aside: %s", self._sink.name, key, error)
         self._cursors[pipeline] = poison.number
         self._save(lambda store: store.set_aside(pipeline, self._sink.name, poison, error))

@@ -175,6 +175,18 @@ def test_what_is_set_aside_takes_a_tenth_of_the_room_at_most(tmp_path: Path) -> 
     assert kept == ["dock-17", "dock-18", "dock-19"]
 
 
+def test_of_an_event_that_another_machine_refuses_no_picture_is_set_aside(tmp_path: Path) -> None:
+    def choke(_: Sequence[Message]) -> None:
+        raise Poisonous(0, "never")
+
+    here, away = RecordingSink("here"), RecordingSink("away", leaves_device=True)
+    here.behaviour = away.behaviour = choke
+    with outbox(tmp_path, {"dock": [here, away]}) as box:
+        box.put([message(0, picture=b"x")])
+        assert box.flush(WAIT_S)
+    assert sorted(rows(tmp_path, "SELECT sink, picture FROM poisoned")) == [("away", b""), ("here", b"x")]
+
+
 def test_what_the_former_version_set_aside_is_taken_over_and_given_back(tmp_path: Path) -> None:
     with closing(open_database(tmp_path / "outbox.db", SCHEMA[:2])) as former:
         for number in (1, 2):
