@@ -62,6 +62,7 @@ class SinkRelay:
         self._has_news = True
         self._closing = False
         self._failures = 0
+        self._is_rejecting = False
         self._problem = ""
         self._cursors: dict[str, int] = {}
         self._owed: deque[Callable[[OutboxStore], None]] = deque()
@@ -92,7 +93,7 @@ class SinkRelay:
 
     @property
     def problem(self) -> str:
-        """Why it delivers nothing now; empty if it does."""
+        """Why it delivers nothing now, or not the last event; empty if it does."""
         return self._problem
 
     def stop(self) -> None:
@@ -223,10 +224,12 @@ class SinkRelay:
             self._save(lambda store: store.settle(pipeline, self._sink.name, until, outcome, shown))
 
     def _set_aside(self, pipeline: str, poison: PendingMessage, error: str) -> None:
-        key = poison.message.key
         if self._sink.leaves_device:  # it gets none, and there is little room for what is set aside
             poison = replace(poison, message=replace(poison.message, picture=b""))
-        _log.warning("the sink %s rejected event %s, which is set aside: %s", self._sink.name, key, error)
+        self._problem = f"the sink {self._sink.name} rejects events, which are set aside: {error}"
+        if not self._is_rejecting:  # one that rejects all must not fill the log
+            _log.warning("%s (the first is %s)", self._problem, poison.message.key)
+        self._is_rejecting = True
         self._cursors[pipeline] = poison.number
         self._save(lambda store: store.set_aside(pipeline, self._sink.name, poison, error))
 
@@ -249,7 +252,7 @@ class SinkRelay:
     def _note_success(self) -> None:
         if self._failures:
             _log.warning("the sink %s accepts events again", self._sink.name)
-        self._failures, self._problem = 0, ""
+        self._failures, self._is_rejecting, self._problem = 0, False, ""
 
     def _note_failure(self, error: SinkUnavailable) -> None:
         self._database.count([self._sink.name], "failures")

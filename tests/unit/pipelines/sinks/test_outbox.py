@@ -159,6 +159,26 @@ def test_a_poisonous_message_is_set_aside_and_the_others_pass(tmp_path: Path) ->
     assert found == [(f"dock-{n}", "recording", "not found", message(n).body) for n in (3, 4, 9)]
 
 
+def test_a_sink_that_rejects_all_is_a_problem_and_is_logged_once_until_it_accepts_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def choke(messages: Sequence[Message]) -> None:
+        if messages[0].sequence < 5:
+            raise Poisonous(0, "it answered 422")
+
+    sink = RecordingSink()
+    sink.behaviour = choke
+    with outbox(tmp_path, {"dock": [sink]}) as box:
+        box.put([message(number) for number in range(5)])
+        assert box.flush(WAIT_S)
+        problem = "the sink recording rejects events, which are set aside: it answered 422"
+        assert box.problems() == [problem]
+        assert [record.getMessage() for record in caplog.records] == [f"{problem} (the first is dock-0)"]
+        box.put([message(5)])
+        assert box.flush(WAIT_S)
+        assert box.problems() == []
+
+
 def test_what_is_set_aside_takes_a_tenth_of_the_room_at_most(tmp_path: Path) -> None:
     sink = RecordingSink()
 
