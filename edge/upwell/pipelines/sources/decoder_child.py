@@ -13,7 +13,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import signal
 import socket
 import threading
 import time
@@ -297,6 +296,8 @@ def opened_decoder(stream: VideoStream, request: DecoderRequest) -> tuple[VideoC
                 context.open()
                 return context, ""
             instead = f"{request.decoder} does not decode {own.codec.name}"
+        except av.codec.codec.UnknownCodecError:
+            instead = f"the installed PyAV has no decoder {request.decoder} for {own.codec.name}"
         except (av.FFmpegError, ValueError, OSError) as error:
             instead = f"{request.decoder} cannot be used: {reason(error)}"
     own.options = limits
@@ -348,7 +349,6 @@ def _listen(handover: Handover) -> None:
 def main() -> None:
     """Decode as told on standard input."""
     map_large_blocks()  # for FFmpeg's pictures, which small, longer-lived blocks separate
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
     line = b""
     while not line.endswith(b"\n"):
         if not (more := os.read(0, 1)):  # byte by byte: a thread reads what follows, unbuffered

@@ -62,6 +62,7 @@ class DecoderProcess:
                 stderr=subprocess.DEVNULL,
                 pass_fds=(self._slot.descriptor,),
                 bufsize=0,
+                start_new_session=True,  # Ctrl-C is for this process, and not for GStreamer either
             )
         except BaseException:  # release the memory, whatever the error
             self._slot.close()

@@ -234,7 +234,7 @@ class MqttTopic(ABC, Generic[Content]):
         try:
             why = self._follow(client)
         except (OSError, ValueError) as error:  # ValueError if a name cannot be looked up
-            why = str(error)
+            why = getattr(error, "strerror", None) or str(error)
         except Exception as error:  # noqa: BLE001 (a broken packet raises anything from paho)
             why = f"a message of the broker cannot be read: {type(error).__name__}"
         finally:

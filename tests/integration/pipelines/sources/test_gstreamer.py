@@ -69,6 +69,16 @@ def test_an_odd_size_becomes_the_nearest_that_has_no_padding(tmp_path: Path) -> 
 
 
 @needs_gstreamer
+def test_ctrl_c_at_the_terminal_does_not_end_the_program_before_its_pipeline() -> None:
+    others = set(children())  # of the tests before
+    with camera(f"{PROGRAM} {CLOCK}") as source:
+        until(lambda: source.next(0.1) is not None, "it is live")
+        (decoder,) = set(children()) - others
+        (program,) = children(decoder)
+        assert os.getpgid(0) not in (os.getpgid(decoder), os.getpgid(program))
+
+
+@needs_gstreamer
 def test_a_program_that_is_killed_is_started_again_and_ends_with_its_decoder() -> None:
     others = set(children())  # of the tests before
     with camera(f"{PROGRAM} {CLOCK}") as source:

@@ -358,7 +358,7 @@ def test_user_and_password_come_from_a_file_over_tls_and_are_never_shown(
 def test_without_a_broker_it_is_lost_and_closes_at_once() -> None:
     with closing(MqttPictures(settings_for(free_port()))) as source:
         until(lambda: source.status.reconnects >= 2, "tried again")
-        assert source.status.state is SourceState.LOST
+        assert (source.status.state, source.status.explained) == (SourceState.LOST, "Connection refused")
         assert source.next(0) is None
     assert str(source.status.state) == "ended"
 

@@ -278,6 +278,7 @@ def test_a_decoder_that_cannot_be_used_is_named_and_another_decodes(
     assert source.status.decoder == "h264"
     assert decoder in caplog.text
     assert "h264 decodes" in caplog.text
+    assert "Error" not in caplog.text, "no name of a class"
 
 
 @pytest.mark.slow
