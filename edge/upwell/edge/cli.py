@@ -17,6 +17,8 @@ from upwell.edge.server.agent_core import AgentCore
 from upwell.edge.server.agent_dataplane import AgentDataplane
 from upwell.edge.server.result_stream import MAX_STREAMS, add_agent_service
 from upwell.edge.spool.spooled_request import SpoolResult
+from upwell.shared.config.addresses import parse_address, parse_endpoint
+from upwell.shared.errors import ConfigError
 from upwell.shared.oip.auth.request_quotas import limited
 from upwell.shared.oip.grpc.server.server import Connections, RunningServer, start_server
 from upwell.shared.oip.grpc.server.triton_extensions import add_introspection_methods, refuse_repository_methods
@@ -48,6 +50,7 @@ def run_agent(config: AgentConfig, *, verbose: bool, companion: Companion | None
     """Run the agent until SIGTERM or Ctrl-C; accepted requests are answered first. Raises `ConfigError`."""
     settings = config.agent
     console = set_up_logs(settings.log, logging.DEBUG if verbose else logging.INFO)
+    _check_cloud_is_another(config)
     # Fetching a model may take minutes: until serving starts, and after closing, a signal ends the process at once.
     with (
         ExitStack() as once_closed,
@@ -94,6 +97,18 @@ def run_agent(config: AgentConfig, *, verbose: bool, companion: Companion | None
         if spool is not None:
             spool.news.close()  # otherwise streams of results would never end
         _drain(introspection, server, web)
+
+
+def _check_cloud_is_another(config: AgentConfig) -> None:
+    """Raise `ConfigError` for an endpoint where this agent listens: a request would come back to it again and again."""
+    own = [parse_address(text) for text in (*config.agent.listen, *config.agent.listen_http)]
+    for endpoint in () if config.cloud is None else config.cloud.endpoints:
+        it = parse_endpoint(endpoint)
+        hosts = {it.host, "127.0.0.1" if it.host == "localhost" else it.host}
+        hosts |= {"0.0.0.0", "::"} if it.is_loopback else set()  # noqa: S104  where others listen, not this code
+        if any((one.port, one.socket_path) == (it.port, it.socket_path) and one.host in hosts for one in own):
+            text = f"{endpoint} is this agent's own address; expected the service's, or another `listen`"
+            raise ConfigError.at(None, text, "cloud.endpoint")
 
 
 def _drain(dataplane: AgentDataplane, server: RunningServer, web: RunningHttpServer | None) -> None:

@@ -116,6 +116,26 @@ def test_an_address_that_is_taken_ends_the_agent_with_a_sentence(tmp_path: Path,
 
 
 @pytest.mark.parametrize(
+    ("listen", "endpoint"),
+    [
+        ("listen: ['127.0.0.1:8001']", "localhost:8001"),
+        ("listen: ['0.0.0.0:8001'], insecure: true", "127.0.0.1:8001"),
+        ("listen: ['unix:/run/a.sock']", "unix:/run/a.sock"),
+        ("listen: ['127.0.0.1:0'], listen_http: ['127.0.0.1:8001']", "http://127.0.0.1:8001"),
+    ],
+)
+def test_an_agent_that_would_be_its_own_cloud_does_not_start(
+    upwell: InProcess, tmp_path: Path, listen: str, endpoint: str
+) -> None:
+    """Without a service on the default port, the agent took it, and each hard request came back until all were busy."""
+    path = tmp_path / "agent.yaml"
+    path.write_text(f"agent: {{{listen}}}\ncloud: {{endpoint: '{endpoint}'}}\nmodels: {{m: {{cloud: {{model: m}}}}}}\n")
+    done = upwell("agent", "-c", str(path))
+    assert done.code == 2
+    assert f"cloud.endpoint: {endpoint} is this agent's own address" in done.err
+
+
+@pytest.mark.parametrize(
     "arguments",
     ["agent --help", *(pytest.param(one, marks=pytest.mark.exhaustive) for one in ("--version", "infer --help"))],
 )

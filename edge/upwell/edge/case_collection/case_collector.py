@@ -117,6 +117,11 @@ class CaseCollector:
         if path.exists():  # its cases may expire
             self._opened()
 
+    @property
+    def problem(self) -> str:
+        """Why no case can be stored now; empty if it can."""
+        return "" if self._keeper is None else self._keeper.problem
+
     def collect(self, done: RequestRecord, answer: Answer, collect: CollectSettings, later: SentLater) -> None:
         """Store the rows of an answered request that `collect` selects. The policy must allow it."""
         source = done.signals.request_facts.tags.get(collect.source, "")

@@ -269,6 +269,7 @@ class AgentCore(Closing):
         """The content of `/health`, ready for JSON."""
         state_dir, problem = self._parts.state_dir, self._policy_problem()
         problems = [state_dir.explained] if state_dir is not None and state_dir.problem else []
+        problems += [part.problem for part in (self.spool, self.collector) if part is not None and part.problem]
         problems += [f"the policy file is not in force: {problem}"] if problem else []
         parts = {name: part() for name, part in self._health_parts.items()}
         if self.drift is not None and (reports := self.drift.reports()):

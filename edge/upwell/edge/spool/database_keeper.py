@@ -98,6 +98,11 @@ class Keeper(Generic[StoreT]):
         """Memory taken by queued work."""
         return self._waiting_bytes
 
+    @property
+    def problem(self) -> str:
+        """Why nothing can be written now; empty if it can."""
+        return self._health.problem
+
     def now_s(self) -> float:
         """The time on the spool's clock, which starts from the data on disk; valid only within or after work."""
         return self._clock.at(time.monotonic())

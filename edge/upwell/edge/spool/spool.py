@@ -65,6 +65,11 @@ class Spool:
         self._drainer = Drainer(self._keeper, limits, self._tally, self.news, sender, seed)
         self._deliverers = [Deliverer(self._keeper, sink, self.news, self._tally) for sink in sinks]
 
+    @property
+    def problem(self) -> str:
+        """Why no case can be stored now; empty if it can."""
+        return self._keeper.problem
+
     def put(self, case: Case, verdict: Verdict, until_s: float) -> str:
         """Store a case; returns its stable id for the answer, once the case is on disk.
 
