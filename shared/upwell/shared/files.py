@@ -19,6 +19,11 @@ from typing import IO, Any, TypeVar
 
 from upwell.shared.errors import ConfigError
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
@@ -300,6 +305,21 @@ def open_log(path: Path, *, keeps_mode: bool = False) -> Iterator[int]:
         yield file
     finally:
         os.close(file)
+
+
+def is_locked(file: int, *, waits: bool = False) -> bool:
+    """Lock an open file until it is closed; false if another process has locked it. With `waits` it is waited for.
+
+    True, too, where files cannot be locked (Windows, some network shares).
+    """
+    try:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        _log.debug("no lock: %s", error)
+    return True
 
 
 def append_line(file: int, text: bytes) -> None:

@@ -354,6 +354,17 @@ def test_numbers_of_a_table_come_back(tmp_path: Path) -> None:
     assert [read_labels(tmp_path / "state")[id].value for id in ids] == weights
 
 
+def test_boxes_of_coco_may_be_rounded_over_the_edge(tmp_path: Path) -> None:
+    (id,) = detections(tmp_path / "state", 1)
+    image = {"id": 5, "file_name": f"{id}.png", "width": 200, "height": 100}
+    box = {"id": 1, "image_id": 5, "category_id": 9, "bbox": [-0.005, 10.0, 200.01, 90.5], "iscrowd": 0}
+    document = {"images": [image], "annotations": [box], "categories": [{"id": 9, "name": "normal"}]}
+    (tmp_path / "coco.json").write_text(json.dumps(document))
+    run("cases", "import", tmp_path / "state", tmp_path / "coco.json", "--format", "coco")
+    (found,) = read_labels(tmp_path / "state")[id].boxes or ()
+    assert found.box == (0.0, 0.1, 1.0, 1.0)
+
+
 def test_of_several_annotations_the_one_marked_as_ground_truth_counts(tmp_path: Path) -> None:
     made = [Made(encoded((4, 4)), {"scores": scores(0)}, {}, CLASSIFIER) for _ in range(2)]
     ids = keep(tmp_path / "state", made)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from upwell.shared.errors import ConfigError
+from upwell.tools.policy.collect.collection_run import opened
 from upwell.tools.policy.collect.input_items import MAX_LABELS_BYTES, KnownLabels, find_items, read_boxes, read_classes
 
 NAMES = frozenset({"001.png", "002.png", "b c.png", "ü.png"})
@@ -188,3 +189,13 @@ def test_coco_of_more_pictures_than_there_are_tells_of_those_and_leaves_crowds_o
     ]
     found = read_boxes(coco(tmp_path, images=images, annotations=annotations), OBJECTS)
     assert {name: len(objects) for name, objects in found.items()} == {"001.png": 1, "b c.png": 0, "ü.png": 0}
+
+
+def test_two_collections_do_not_write_one_log(tmp_path: Path) -> None:
+    pytest.importorskip("fcntl")
+    with opened(tmp_path / "log.jsonl") as log:
+        assert not log.former.items
+        with pytest.raises(ConfigError, match="another command writes it"), opened(tmp_path / "log.jsonl"):
+            pass
+    with opened(tmp_path / "log.jsonl"):
+        pass

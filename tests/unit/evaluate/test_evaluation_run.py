@@ -24,7 +24,7 @@ from upwell.shared.routing.calibration.logged_hardness import measured
 from upwell.shared.routing.hardness import LogitFit
 from upwell.shared.routing.policy.settings import HardSettings
 from upwell.shared.routing.request_log_line import LogLine
-from upwell.tools.cases.case_labels import Label
+from upwell.tools.cases.case_labels import Label, LabelledBox
 from upwell.tools.evaluate.bundle_comparison import compare, share
 from upwell.tools.evaluate.cli import _covered, _show
 from upwell.tools.evaluate.evaluation_run import Answers, EvaluationRun, Judged, answers_of, truths
@@ -121,6 +121,23 @@ def test_a_model_that_fails_is_not_better_than_one_that_errs(capsys: pytest.Capt
     assert [one["mean"] for one in document["quality"]] == pytest.approx([-0.4 / 3, -5.6 / 3])
     _show({**document, "covers": "all requests", "without_label": 0, "margin": 0.01, "passes": False})
     assert "B may be worse by more than 0.01\n" in capsys.readouterr().out
+
+
+def test_detectors_are_compared_by_group_too() -> None:
+    signature = CaseSignature.model_validate({"has_rows": True, "inputs": [], "outputs": []})
+    box = (0.1, 0.1, 0.5, 0.5)
+    cases = [
+        Judged(CaseFacts(id="0" * 32, model="m", tags={"site": site}, created_unix_s=0.0, why=("random",),
+                         inclusion=0.5, signature=signature),
+               Label(boxes=(LabelledBox(label="x", box=box),)), None, chance)
+        for site, chance in (("north", 0.5), ("south", 0.5), ("south", 0.25))
+    ]  # fmt: skip
+    right, nothing = np.array([[*box, 0.9, 0.0]]), np.zeros((0, 6))
+    a, b = Answers("a", "a", boxes=[right] * 3), Answers("b", "b", boxes=[right, nothing, nothing])
+    document = compare(a, b, cases, {"x": 0}, "site", 0.02)
+    found = {site: [one["mean"] for one in sides] for site, sides in document["groups"].items()}
+    assert found == {"north": [1.0, 1.0], "south": [1.0, 0.0]}
+    assert "groups" not in compare(a, b, cases, {"x": 0}, "", 0.02)
 
 
 def decided(route: str, why: tuple[str, ...], inclusion: float, answers: bool) -> CollectedCase:

@@ -247,6 +247,11 @@ def _of_regions(regions: Sequence[Mapping[str, Any]]) -> Label | str:
 _SLACK = 1e-6
 
 
+def _rounded(place_px: float, side_px: float) -> float:
+    """A place as a fraction of a side. Tools round, so one less than a pixel beyond the edge lies on it."""
+    return min(max(place_px, 0.0), side_px) / side_px if -1 < place_px < side_px + 1 else place_px / side_px
+
+
 def _labelled_box(name: object, x1: float, y1: float, x2: float, y2: float) -> LabelledBox | str:
     corners = [x1, y1, x2, y2]
     if not all(-_SLACK <= one <= 1 + _SLACK for one in corners) or not (x2 > x1 and y2 > y1):
@@ -273,7 +278,8 @@ def _coco(path: Path, data: bytes) -> Found:
                 continue
             x, y, width, height = (float(value) for value in one["bbox"])
             w, h = float(image["width"]), float(image["height"])
-            box = _labelled_box(names[one["category_id"]], x / w, y / h, (x + width) / w, (y + height) / h)
+            corners = (_rounded(x, w), _rounded(y, h), _rounded(x + width, w), _rounded(y + height, h))
+            box = _labelled_box(names[one["category_id"]], *corners)
             if isinstance(box, str):
                 wrong[image["id"]] = f"annotations[{number}]: {box}"
             else:

@@ -18,18 +18,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
 from upwell.edge.case_collection.case_database import FILE_NAME, READ, SCHEMA, read_case, read_facts
 from upwell.edge.case_collection.case_file_encryption import MAX_PARCEL_BYTES, read_key, unpack
 from upwell.edge.case_collection.collected_case import CaseFacts, CaseSignature, CollectedCase
 from upwell.edge.config import state_dir_of
 from upwell.edge.spool.open_database import connect, delete_rows, opened, version_of
 from upwell.shared.errors import ConfigError, Problem, UpwellError, printable
-from upwell.shared.files import parse_json
+from upwell.shared.files import is_locked, parse_json
 from upwell.shared.opamp import CASE_SUFFIX
 from upwell.shared.units import count_of
 
@@ -106,9 +101,7 @@ def changing(folder: Path) -> Iterator[None]:
     """
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):
-            file = held.enter_context((folder / _LOCK_NAME).open("ab"))
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX)
+            is_locked(held.enter_context((folder / _LOCK_NAME).open("ab")).fileno(), waits=True)
         yield
 
 

@@ -19,6 +19,7 @@ from upwell.shared.routing.request_log_line import LogLine
 from upwell.shared.routing.simulation.logged_requests import prepare
 from upwell.shared.routing.simulation.simulation_report import SimulationReport
 from upwell.shared.routing.simulation.strategies import Scene, routed
+from upwell.shared.tensors import Array
 from upwell.tools.evaluate.average_precision import CocoMatches, Floats
 from upwell.tools.evaluate.evaluation_run import Answers, Judged, is_right
 
@@ -215,7 +216,7 @@ def compare(
         "b": {"bundle": b.name, "digest": b.digest},
     }
     if truth.boxes is not None:
-        return {**document, **_boxes((a, b), cases, inclusion, names, compared)}
+        return {**document, **_boxes((a, b), cases, names, group, compared)}
     if truth.label is not None:
         sides = [
             np.array([is_right(said, case.truth) for said, case in zip(one.labels, cases, strict=True)], np.float64)
@@ -278,36 +279,47 @@ def _parts(
 def _boxes(
     sides: tuple[Answers, Answers],
     cases: Sequence[Judged],
-    inclusion: Floats,
     names: dict[str, int],
+    group: str,
     compared: Callable[[Floats, Floats], Estimate],
 ) -> dict[str, Any]:
-    """mAP with percentile intervals from `RESAMPLES` bootstrap samples of the pictures, drawn with probabilities ∝
-    1/π.
-    """
+    """mAP with percentile intervals from bootstrap samples of the pictures, of all and by `group`."""
+    inclusion = weights_of([case.chance for case in cases])
     truth = [
         np.array([[*box.box, names.setdefault(box.label, len(names))] for box in case.truth.boxes or ()]).reshape(-1, 5)
         for case in cases
     ]
     matches = [CocoMatches(one.boxes, truth) for one in sides]
-    rng, chances = np.random.default_rng(0), (1 / inclusion) / (1 / inclusion).sum()
-    picked = [rng.choice(len(cases), len(cases), p=chances).tolist() for _ in range(RESAMPLES)]
-    samples = np.array([[one.mean_average_precision(sample) for sample in picked] for one in matches])
-    is_even = bool((inclusion == inclusion[0]).all())
-    means = [
-        one.mean_average_precision() if is_even else _known_mean(row) for one, row in zip(matches, samples, strict=True)
-    ]
+    means, samples = _precisions(matches, inclusion, np.arange(len(cases)))
     differences = samples[1] - samples[0]
     known = differences[np.isfinite(differences)]
     beyond = min(float((known <= 0).mean()), float((known >= 0).mean())) if len(known) else 1.0
     difference = _spread(means[1] - means[0], known, len(cases))
     if difference.low == difference.high:  # few pictures that are alike prove little
         difference = compared(np.full(len(cases), difference.mean), inclusion)
-    return {
+    document = {
         "measure": "mAP",
         "quality": [_shown(_spread(*one, len(cases))) for one in zip(means, samples, strict=True)],
         "difference": {**_shown(difference), "p": min(1.0, 2 * max(beyond, 1 / RESAMPLES))},
     }
+    if not group:
+        return document
+    keys = np.array([case.facts.tags.get(group, "") for case in cases], dtype=object)
+    parts = {key: np.flatnonzero(keys == key) for key in sorted(set(keys.tolist()))}
+    precisions = {key: zip(*_precisions(matches, inclusion, rows), strict=True) for key, rows in parts.items()}
+    groups = {key: [_shown(_spread(*one, len(parts[key]))) for one in sides] for key, sides in precisions.items()}
+    return {**document, "groups": groups}
+
+
+def _precisions(matches: Sequence[CocoMatches], inclusion: Floats, rows: Array) -> tuple[list[float], Floats]:
+    """The mAP of each side on these cases, and on `RESAMPLES` samples of them, drawn with probabilities ∝ 1/π."""
+    chances = inclusion[rows]
+    rng, shares = np.random.default_rng(0), (1 / chances) / (1 / chances).sum()
+    picked = [rows[rng.choice(len(rows), len(rows), p=shares)].tolist() for _ in range(RESAMPLES)]
+    samples = np.array([[one.mean_average_precision(sample) for sample in picked] for one in matches])
+    if bool((chances == chances[0]).all()):
+        return [one.mean_average_precision(rows.tolist()) for one in matches], samples
+    return [_known_mean(row) for row in samples], samples
 
 
 def _known_mean(samples: Floats) -> float:

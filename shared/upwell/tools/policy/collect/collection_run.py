@@ -23,7 +23,7 @@ from upwell.edge.models.hardness_scorer import Scorer
 from upwell.edge.observe.request_log import encode_line
 from upwell.edge.runtimes.base import runtime_name
 from upwell.shared.errors import ConfigError, ModelFailed, UpwellError
-from upwell.shared.files import append_line, open_log
+from upwell.shared.files import append_line, is_locked, open_log
 from upwell.shared.oip.codec.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
@@ -88,11 +88,14 @@ def opened(path: Path) -> Iterator[LogFile]:
     """The log at `path`, created if missing, with an unfinished last line cut off. Raises `ConfigError`."""
     if path.exists() and not path.is_file():
         raise ConfigError.at(path, "not a file; expected a log to write or to continue", "--out")
-    former = _read(path) if path.exists() else Former()
+    if path.exists():
+        _read(path)  # another file is left as it is
     with ExitStack() as stack:
         with ConfigError.on_os_error(path, "cannot be written", "--out"):
             file = stack.enter_context(open_log(path))
-        yield LogFile(path, file, former)
+        if not is_locked(file):
+            raise ConfigError.at(path, "another command writes it; wait for it, or name another file", "--out")
+        yield LogFile(path, file, _read(path))
 
 
 def _read(path: Path) -> Former:
