@@ -1,6 +1,7 @@
 """Wrong use of `upwell serve`: one clear sentence, the right exit code, no traceback."""
 
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.in_process import InProcess
-from tests.integration.cloud.serving import serve_and_fail, serving
+from tests.integration.cloud.serving import serve_and_fail
 
 BLOCKED = """
 import sys
@@ -89,12 +90,13 @@ def test_without_any_good_model_it_ends_with_all_reasons(tmp_path: Path, engine:
     assert "Traceback" not in said
 
 
-@pytest.mark.slow
-def test_a_port_in_use_is_said_to_be_so(repository: Path) -> None:
-    with serving("--models", repository) as running:
-        code, said = serve_and_fail("--models", repository, "--listen", running.address)
+def test_a_port_in_use_is_said_to_be_so_before_models_are_loaded(tmp_path: Path) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        code, said = serve_and_fail("--models", tmp_path, "--listen", address)
     assert code == 2
-    assert f"cannot listen on {running.address}: it is in use by another program" in said
+    assert said.strip() == f"error: cannot listen on {address}: it is in use by another program"
 
 
 @pytest.mark.parametrize(

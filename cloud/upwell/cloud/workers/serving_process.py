@@ -40,10 +40,11 @@ from upwell.cloud.workers.health_and_reflection import MAX_STREAMS, Health, Refl
 from upwell.cloud.workers.startup_banner import Listening, ModelLine, announce
 from upwell.cloud.workers.supervisor import supervise
 from upwell.cloud.workers.worker_count import resolved
+from upwell.shared.config.addresses import parse_address
 from upwell.shared.config.security import check_exposure, warn_of_root
 from upwell.shared.oip.auth.request_quotas import limited
 from upwell.shared.oip.grpc.fastpath.switch import switch_on
-from upwell.shared.oip.grpc.server.server import Connections, RunningServer, start_server
+from upwell.shared.oip.grpc.server.server import Connections, RunningServer, check_free, start_server
 from upwell.shared.oip.grpc.server.triton_extensions import (
     AS_CONFIGURED,
     REPOSITORY_EXTENSION,
@@ -117,6 +118,8 @@ def run(config: CloudConfig) -> None:
 
 def _run_alone(config: CloudConfig, console: Console) -> None:
     faulthandler.enable(_STDERR)  # a crash then names the model (`named_calls`)
+    for address in (*config.serve.listen, *config.serve.listen_http):
+        check_free(parse_address(address))  # again before listening, since loading may take minutes
     if config.serve.fast_path == "auto":
         switch_on()
     process = ServingProcess(config, console, on_device_lost=partial(os.kill, os.getpid(), signal.SIGTERM))
