@@ -7,6 +7,7 @@ written in the transaction of the change, so that neither exists without the oth
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 import threading
 from collections import OrderedDict
@@ -20,6 +21,9 @@ from sqlalchemy.exc import IntegrityError
 from upwell.fleet.errors import Conflict, NotFound
 from upwell.fleet.storage.database import Row, all_rows
 from upwell.fleet.storage.tables import AUDIT, USERS
+from upwell.shared.errors import InvalidRequest
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -105,8 +109,17 @@ class User:
         return role == "viewer" or self.role == "operator"
 
 
+def check_name(name: str) -> None:
+    """Raise `InvalidRequest` for an invalid name of a group, a user or a budget."""
+    if not _NAME.fullmatch(name):
+        raise InvalidRequest("expected a name of at most 100 letters, digits, dots, dashes, underscores and @")
+
+
 def add_user(connection: Connection, actor: Actor, name: str, role: Role) -> str:
-    """Add a user; return their token, which is shown only once. Raises `Conflict` if the name is taken."""
+    """Add a user; return their token, which is shown only once. Raises `InvalidRequest` for an invalid name, and
+    `Conflict` if it is taken.
+    """
+    check_name(name)
     token = new_secret("upwu")
     try:
         connection.execute(

@@ -248,6 +248,12 @@ def test_an_unknown_device_and_a_service_that_is_not_there_are_failures(fleet: S
     assert "https://127.0.0.1:1" in str(gone)
 
 
+def test_the_first_user_has_a_name_that_the_service_would_take(tmp_path: Path) -> None:
+    (tmp_path / "fleet.yaml").write_text("version: 1\n")
+    words = ["fleet", "user", "add", "ann lee", "-c", str(tmp_path / "fleet.yaml")]
+    assert "expected a name of at most 100" in str(CliRunner().invoke(build_app(words), words).exception)
+
+
 def test_what_is_not_written_lies_beside_the_file(tmp_path: Path) -> None:
     path = tmp_path / "fleet.yaml"
     path.write_text("version: 1\n")

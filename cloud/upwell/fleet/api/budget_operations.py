@@ -6,11 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from upwell.fleet.api.device_and_user_operations import Text, check_name
+from upwell.fleet.api.device_and_user_operations import Text
 from upwell.fleet.api.operation_table import AdmittedCall, Given, Nothing, Operation, Table, Taken
 from upwell.fleet.budget import budget_store
 from upwell.fleet.budget.budget_store import BudgetGoal, BudgetSpec
 from upwell.fleet.registry import devices, groups
+from upwell.fleet.users import check_name
 from upwell.shared.errors import InvalidRequest
 
 Fraction = Annotated[float, Field(ge=0, le=1)]

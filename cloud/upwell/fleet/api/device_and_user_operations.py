@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias
 
@@ -16,11 +15,10 @@ from upwell.fleet.registry import device_events, device_questions, devices, grou
 from upwell.fleet.registry.device_presence import SILENT_POLLS, Presence
 from upwell.fleet.registry.devices import Stored
 from upwell.fleet.registry.groups import membership
-from upwell.fleet.users import Role
+from upwell.fleet.users import Role, check_name
 from upwell.shared.errors import InvalidRequest
 from upwell.shared.opamp import RELEASE_PACKAGE
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}", re.ASCII)
 Sequence: TypeAlias = Annotated[int, Field(ge=0, le=2**53, description="Sequence number of a release.")]
 UnixSeconds: TypeAlias = Annotated[float, Field(ge=0, le=1e11, description="Seconds since 1970, UTC.")]
 
@@ -278,12 +276,6 @@ class History(Given):
     history: list[HistoryEntry]
 
 
-def check_name(name: str) -> None:
-    """Raise `InvalidRequest` for an invalid name of a group, a user or a budget."""
-    if not _NAME.fullmatch(name):
-        raise InvalidRequest("expected a name of at most 100 letters, digits, dots, dashes, underscores and @")
-
-
 def _list_devices(call: AdmittedCall[Nothing, DevicesQuery]) -> Devices:
     query = call.query
     if query.group is not None and query.where is not None:
@@ -443,7 +435,6 @@ def _drop_token(call: AdmittedCall[Nothing, Nothing]) -> None:
 
 def _add_user(call: AdmittedCall[UserBody, Nothing]) -> NewUser:
     name, role = call.path["user"], call.body.role
-    check_name(name)
     with call.state.database.writing() as connection:
         return NewUser(name=name, role=role, token=users.add_user(connection, call.actor, name, role))
 

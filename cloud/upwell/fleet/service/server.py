@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import os
+import signal
 import socket
 import ssl
 import tempfile
@@ -41,6 +42,7 @@ from upwell.shared.config.addresses import Address, parse_address
 from upwell.shared.errors import ConfigError
 from upwell.shared.files import read_file
 from upwell.shared.platform.background_thread import BackgroundThread
+from upwell.shared.platform.process import stop_signals
 
 IDLE_S = 5.0
 """Idle time after which a connection is closed: devices open a new one for each poll."""
@@ -206,6 +208,9 @@ class FleetServer:
 
     def run(self) -> None:
         """Serve until `stop`, or until a signal in the main thread. Pending data is then written."""
+        if threading.current_thread() is threading.main_thread():
+            for number in {*stop_signals()} - {signal.SIGINT}:  # uvicorn raises SIGTERM again once it has ended
+                signal.signal(number, lambda *_: self.stop())
         self._upkeep.start()
         try:
             self._server.run(self._sockets)
