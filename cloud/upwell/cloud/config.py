@@ -49,7 +49,7 @@ Threads = Annotated[int, Field(strict=True, ge=1, le=512)]
 Instances = Annotated[int, Field(strict=True, ge=1, le=256)]
 QueueBound = Annotated[int, Field(strict=True, ge=0, le=4096)]
 Workers = Annotated[int, Field(strict=True, ge=1, le=256)]
-Version = Annotated[int, Field(ge=0)]
+Version = Annotated[int, Field(strict=True, ge=0)]
 
 _LONGEST_S = 480 * 3600.0  # gRPC counts milliseconds in 32 bits
 _AGE_S = 300.0

@@ -77,10 +77,11 @@ class AgentSection(ServerKeys):
     )
     state_dir: RelativePath | None = Field(None, description="A folder used by this agent alone, created if missing.")
     max_requests: int = Field(
-        DEFAULT_MAX_REQUESTS, ge=1, description="Inference requests handled at once; more are refused."
+        DEFAULT_MAX_REQUESTS, strict=True, ge=1, description="Inference requests handled at once; more are refused."
     )
     flights: int | None = Field(
         None,
+        strict=True,
         ge=0,
         le=1_000_000,
         description="Requests, and as many frames, that `upwell explain` finds in `state_dir`. Default: 50000.",

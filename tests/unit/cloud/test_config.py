@@ -127,6 +127,7 @@ def test_other_addresses_leave_the_rest_as_it_is(tmp_path: Path) -> None:
         (f"{LEAST}models: {{m: {{class: a.B}}}}", r"cloud\.yaml:3:.*class"),
         (f"{LEAST}models: {{m: {{engine: abacus}}}}", r"cloud\.yaml:3:.*m.*'onnx'"),
         (f"{LEAST}models: {{m: {{engine: torch, class: NoModule}}}}", "class"),
+        (f"{LEAST}models: {{m: {{versions: [true]}}}}", r"models\.m\.versions\[0\]: expected a whole number, got true"),
         (f"{LEAST}models: {{m: 3}}", r"models\.m"),
         (f"{LEAST}models: 3", "models"),
         (f"{LEAST}defaults: 3", "defaults"),

@@ -47,6 +47,8 @@ def test_the_refusal_names_the_source_its_rate_and_when_to_come_back() -> None:
     assert str(caught.value) == (
         "source camera='dock' exceeds its rate of 0.5 requests per second; try again in 1500 ms"
     )
+    with pytest.raises(Refused, match="try again in 1 ms"):
+        admission.admit("digits", asked, DOCK, 1.9998)
 
 
 def test_what_is_given_back_may_be_had_again_and_no_more_than_that() -> None:

@@ -472,6 +472,10 @@ WRONG = [
     ("defaults: {budget: {money: 5/year}}", "defaults.budget.money: unknown period 'year'"),
     ("defaults: {budget: {money: -5/day}}", "defaults.budget.money: expected a number such as 20"),
     ("defaults: {budget: {billing_day: 32}}", "defaults.budget.billing_day: expected 31 or less, got 32"),
+    (
+        "defaults: {prices: {cloud_request: 1.0e+300}}",
+        "defaults.prices.cloud_request: expected a price of at most 1e12",
+    ),
     ("defaults: {prices: {uplink_gb: -1}}", "defaults.prices.uplink_gb: expected 0.0 or more"),
     ("defaults: {prices: {uplink_gb: .nan}}", "defaults.prices.uplink_gb: expected"),
     ("defaults: {energy: {inference: 5}}", "defaults.energy.inference: expected an energy such as 20mJ"),

@@ -66,7 +66,7 @@ class Admission:
             name = value if len(value) <= LONGEST_KEY else value[:LONGEST_KEY] + "…"
             raise Refused(
                 f"source {source.tag}={name!r} exceeds its rate of {source.rate_per_s:g} requests per second; "
-                f"try again in {wait_s * 1e3:.0f} ms"
+                f"try again in {math.ceil(wait_s * 1e3)} ms"
             )
 
 

@@ -66,18 +66,21 @@ class RuntimeOptions(FilePart):
     runtime: Literal["onnx", "tflite"] | None = Field(None, description="Default: by the file's suffix.")
     threads: int | None = Field(
         None,
+        strict=True,
         ge=1,
         le=1024,
         description=f"Threads per run. Default: cores / models on the device, at most {MAX_DEFAULT_THREADS}.",
     )
     instances: int | None = Field(
         None,
+        strict=True,
         ge=1,
         le=256,
         description="Concurrent runs. Default: cores / `threads` if that is set, else 1; on an accelerator 1.",
     )
     batch: int | None = Field(
         None,
+        strict=True,
         ge=1,
         le=MAX_BATCH,
         description="Fixes the open first dimension of every input; rows run this many at a time, the last padded.",

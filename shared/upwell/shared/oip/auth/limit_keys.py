@@ -48,10 +48,10 @@ class Limits(FilePart):
     rate: Annotated[Refill | None, BeforeValidator(parse_request_rate), rate_schema(), _RATE_AS_WRITTEN] = Field(
         None, description="Inference requests, such as 100/s."
     )
-    burst: Annotated[int | None, Field(ge=1, le=1_000_000)] = Field(
+    burst: Annotated[int | None, Field(strict=True, ge=1, le=1_000_000)] = Field(
         None, description="Requests allowed at once. Default: the number in `rate`."
     )
-    concurrency: Annotated[int | None, Field(ge=1, le=100_000)] = Field(
+    concurrency: Annotated[int | None, Field(strict=True, ge=1, le=100_000)] = Field(
         None, description="Concurrent inference requests."
     )
     bytes: Annotated[

@@ -183,14 +183,23 @@ class Budget(Section):
     )
 
 
+def _with_finite_sums(price: float) -> float:
+    if price > 1e12:
+        raise ValueError(f"expected a price of at most 1e12, got {price:g}")
+    return price
+
+
+Price: TypeAlias = Annotated[Amount, AfterValidator(_with_finite_sums)]
+
+
 class PricesSection(Section):
     """What the cloud costs, in one currency."""
 
-    uplink_gb: Amount = Field(0.0, description="For 10⁹ bytes sent up.")
-    interfaces: dict[Text, Amount] = Field(
+    uplink_gb: Price = Field(0.0, description="For 10⁹ bytes sent up.")
+    interfaces: dict[Text, Price] = Field(
         {}, description="In place of `uplink_gb` over a network interface, such as {wlan0: 0}."
     )
-    cloud_request: Amount = Field(0.0, description="For each request.")
+    cloud_request: Price = Field(0.0, description="For each request.")
 
 
 class EnergySection(Section):
