@@ -149,6 +149,35 @@ def check(one: SimulatedOutcome) -> None:
     assert one.left_bytes in (0, one.request.size_bytes)
 
 
+STANDING_BY = (
+    "defaults: {deadline: 300ms, large: {above: 50kB}}",
+    "defaults: {deadline: 300ms, objective: latency, large: {above: 50kB}}",
+    "defaults: {deadline: 300ms, confidence: 90%, on_cloud_failure: retry}",
+    "defaults: {deadline: 300ms, hedge: {after: 20ms, at_most: 100%}, budget: {cloud_requests: 3/min}}",
+    "{defaults: {deadline: 300ms}, rules: [{name: up, match: {}, route: cloud}]}",
+)
+
+
+@settings(deadline=None, max_examples=examples(1000))
+@given(
+    st.lists(st.tuples(st.floats(0.3, 4.0), st.integers(0, 300_000), st.floats(0.0, 1.0)), min_size=1, max_size=20),
+    st.sampled_from(STANDING_BY),
+    links,
+    st.floats(0.0, 0.25),
+    st.sampled_from([0.0, 0.01, 0.3]),
+)
+def test_every_answer_is_in_time_where_the_device_has_the_time_for_each(
+    asked: list[tuple[float, int, float]], text: str, mbps: float, edge_s: float, cloud_s: float
+) -> None:
+    lines, at_s = [], 0.0
+    for gap_s, size_bytes, margin in asked:
+        at_s += gap_s
+        others = {"size_bytes": size_bytes, "hardness": {"margin": margin}, "edge_s": edge_s, "cloud_s": cloud_s}
+        lines.append(line(at_s, **others))
+    for one in routed(rules(text), scene(lines, mbps)):
+        assert one.in_time, (one.reason, one.request.t_s)
+
+
 @settings(deadline=None, max_examples=examples(100))
 @given(logs(most=8), st.sampled_from([1.0, 4.0]))
 def test_the_oracle_sends_in_order_whatever_would_be_back_in_time(lines: list[LogLine], mbps: float) -> None:
