@@ -394,6 +394,7 @@ def test_labels_go_along_and_are_held_against_the_model_at_every_load(
     code, _, err = upwell("pack", digits, "--version", 2, "--golden", labelled, "--labels", "digit", "--in-place")
     assert code == 1
     assert "90 % needed" in err
+    assert "say with --right how many must match" in err
 
 
 def test_a_full_disk_while_packing_is_one_line_and_leaves_nothing(
@@ -428,6 +429,12 @@ def test_another_model_can_say_what_is_right(upwell: Run, here: Path) -> None:
     code, _, err = upwell("pack", "bad", "--version", 1, *said)
     assert code == 1
     assert err.startswith("refused (disagreement)")
+    assert "--right" not in err
+    (here / "renamed").mkdir()
+    shutil.move(onnx_models.identity(here), here / "renamed" / "model.onnx")
+    code, _, err = upwell("pack", "bad", "--version", 2, "--golden", "requests.npz", "--reference", "renamed")
+    assert code == 2
+    assert "--reference: the other model does not take these requests" in err
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,10 @@ _REMEDY = (
     "record them again with --golden FILE.npz if they are of another model, or exclude with --package NAME a TFLite "
     "package that no device uses"
 )
+_LABELS_REMEDY = (
+    "where labels do not match, check that they number the model's classes from 0 and that `pre` is as in training, or "
+    "say with --right how many must match"
+)
 _log = logging.getLogger(__name__)
 
 
@@ -197,8 +201,11 @@ def record(
             compare_labels(own.processor.signature, answers, labels)  # whether they fit; correctness is checked later
         data = record_golden(lambda _: {name: answers[name] for name in answers if name in wanted}, inputs, labels)
     except InvalidRequest as error:
+        if reference is not None:
+            problem = f"the other model does not take these requests, so its model.yaml must differ: {error}"
+            raise ConfigError.at(None, problem, "--reference") from None
         problem = str(error) if requests is not None else f"random requests do not work: {error}; give real ones"
-        raise ConfigError.at(None, problem, "--golden" if reference is None else "--reference") from None
+        raise ConfigError.at(None, problem, "--golden") from None
     models.golden.parent.mkdir(parents=True, exist_ok=True)
     models.golden.unlink(missing_ok=True)  # may be a hard link to the user's file
     models.golden.write_bytes(data)
@@ -242,5 +249,6 @@ def check_all(models: Models, step: Callable[[str], None]) -> Sequence[VariantCh
         checks.append(VariantCheck(one.label, check_golden(one.processor, one.runtime, golden, models.limits)))
     failed = [f"{one.variant}: {one.verdict.text}" for one in checks if not one.verdict.passed]
     if failed:
-        raise Disagreement("\n".join(["these answer the golden vectors wrongly:", *failed, _REMEDY]))
+        remedies = [_LABELS_REMEDY] if golden.labels is not None else []
+        raise Disagreement("\n".join(["these answer the golden vectors wrongly:", *failed, *remedies, _REMEDY]))
     return checks

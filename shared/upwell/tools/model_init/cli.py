@@ -181,7 +181,7 @@ def _with_scores(facts: ExporterFacts, found: ScoresKind) -> ExporterFacts:
         return replace(facts, scores=found, labels=(), notes=(*facts.notes, note))
     if found == "tensor":
         return replace(facts, scores=found, labels=())
-    is_known = found in ("probabilities", "raw")
+    is_known = found in ("probabilities", "raw", "second")
     return replace(facts, scores="logits" if facts.classifies and not is_known else found)
 
 

@@ -10,9 +10,10 @@ from typing import Any, Literal, TypeAlias
 from upwell.shared.signature.model_yaml import MAX_SIDE
 from upwell.shared.tensors import TensorSpec
 
-ScoresKind = Literal["", "probabilities", "logits", "raw", "each", "tensor", "shares", "unlike"]
-"""What scores are: `raw` ones of classes, whose softmax nobody trained; one by itself for `each` class; a `tensor` of
-other numbers; `shares` of 0 to 1 that do not sum to 1; something else `unlike` probabilities. Empty: nobody knows."""
+ScoresKind = Literal["", "probabilities", "logits", "raw", "each", "tensor", "shares", "unlike", "second"]
+"""What scores are: `raw` ones of classes, whose softmax nobody trained; one by itself for `each` class, or for the
+`second` of two alone; a `tensor` of other numbers; `shares` of 0 to 1 that do not sum to 1; something else `unlike`
+probabilities. Empty: nobody knows."""
 
 Outputs: TypeAlias = Sequence[TensorSpec]
 """The outputs of a model."""

@@ -137,13 +137,15 @@ def _with_own_classes(model: Path, facts: ExporterFacts, outputs: Outputs) -> Ex
         return facts
     with contextlib.suppress(BadOnnxFile, OSError):
         labels = tuple(map(_line, read_class_names(model)))
-        if all(labels) and any(spec.shape[1:] == (len(labels),) for spec in outputs):
+        if labels and all(labels) and any(spec.shape[1:] == (len(labels),) for spec in outputs):
             return replace(facts, source=facts.source or "the model's classifier", labels=labels)
     return facts
 
 
 def _with_labels_beside(model: Path, facts: ExporterFacts, outputs: Outputs) -> ExporterFacts:
     classes = {size for spec in outputs for size in spec.shape[1:] if size > 1}
+    if [spec.shape[1:] for spec in outputs] == [(1,)]:
+        classes = {2}  # the probability of the second alone
     for name in _LABEL_FILES:
         with contextlib.suppress(UnicodeDecodeError):
             path = model.parent / name

@@ -40,11 +40,13 @@ def scores_of(runtime: Runtime, quantization: Mapping[str, tuple[float, int]], m
     rows that are positive and sum to 1 are probabilities. Otherwise the graph decides, if it can.
     """
     outputs = [one for one in runtime.outputs if len(one.shape) != 1 or one.datatype not in ("INT64", "BYTES")]
-    if len(outputs) != 1 or len(outputs[0].shape) != 2 or 0 <= outputs[0].shape[1] < 2:
+    if len(outputs) != 1 or len(outputs[0].shape) != 2 or outputs[0].shape[1] == 0:
         return ""
     name = outputs[0].name
+    if outputs[0].shape[1] == 1:
+        return "second" if _made_by(model, name) == "each" else ""
     seen, made = _seen_scores(runtime, name, quantization.get(name, (1.0, 0))), _made_by(model, name)
-    if made == "tensor" or (made in ("raw", "each") and seen != "probabilities"):
+    if made in ("tensor", "logits") or (made in ("raw", "each") and seen != "probabilities"):
         return made
     return seen or made
 
@@ -118,7 +120,9 @@ def _of_node(node: OnnxNode | None) -> ScoresKind:
         return "each"
     if node.operator in _REGRESSORS:
         return "tensor"
-    return "raw" if node.operator in _CLASSIFIERS or node.operator == "LogSoftmax" else ""
+    if node.operator == "LogSoftmax":
+        return "logits"  # a softmax of them gives the probabilities
+    return "raw" if node.operator in _CLASSIFIERS else ""
 
 
 _RUNS = 3

@@ -160,11 +160,11 @@ def _picture_steps(spec: TensorSpec, source: str, known: _Known) -> list[str]:
 
 
 def _resize_steps(source: str, fixed: tuple[int, int] | None, known: _Known) -> list[str]:
-    """Resize to the size fixed by the model or known from the facts; empty if unknown."""
+    """Resize to the size fixed by the model or known from the facts; if unknown, a comment."""
     facts = known.facts.picture
     size = facts.size or fixed
     if size is None:
-        return []
+        return ["# any size fits; as in training, perhaps a step resize: {to: [640, 640], fit: contain}"]
     if fixed is not None and fixed not in (facts.crop, size):
         size = fixed  # the tensor's size wins over files beside it
     fit = facts.fit or ("contain" if known.has_boxes else "cover")
@@ -237,8 +237,10 @@ def _outputs(specs: Sequence[TensorSpec], boxes: list[str] | None, known: _Known
         if known.facts.scores in ("", "shares", "unlike") and _is_embedding(spec):
             part.signature.append(f"{name}: {{kind: embedding}}")
             continue
-        fits = len(spec.shape) == 2 and not 0 <= spec.shape[1] < 2 and spec.datatype in (*FLOATS, "UINT8", "INT8")
-        fits = fits and (not labels or spec.shape[1] in (-1, len(known.facts.labels)))
+        of_second = known.facts.scores == "second"
+        fits = len(spec.shape) == 2 and spec.datatype in (*FLOATS, "UINT8", "INT8")
+        fits = fits and (spec.shape[1] == 1 if of_second else not 0 <= spec.shape[1] < 2)
+        fits = fits and (not labels or of_second or spec.shape[1] in (-1, len(known.facts.labels)))
         if not fits or has_labels or (known.facts.boxes is not None and known.facts.source):
             part.signature.append(f"{name}: {{kind: tensor}}")
             continue
@@ -270,6 +272,9 @@ def _scores(spec: TensorSpec, labels: str, known: _Known) -> list[str]:
     name, scores = _text(spec.name), known.facts.scores
     if scores in ("probabilities", "logits"):
         return [f"{name}: {{kind: {scores}{labels}}}"]
+    if scores == "second":
+        check = "# the probability of the second of two classes; tensor, if it is none"
+        return [check, f"{name}: {{kind: probabilities{labels}}}"]
     if scores == "raw":
         return ["# raw scores: softmax tells their order, not how sure they are", f"{name}: {{kind: logits{labels}}}"]
     if scores in ("each", "tensor"):
