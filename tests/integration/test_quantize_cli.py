@@ -137,6 +137,31 @@ def test_maps_are_compared_by_their_classes_and_embeddings_by_error_alone(report
     assert vector["agreement"] is None
 
 
+def test_one_probability_is_right_on_the_side_of_its_label(report: Report, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.standard_normal((16, 1)).astype(np.float32)}
+    nodes = [onnx.helper.make_node("MatMul", ["x", "w"], ["h"]), onnx.helper.make_node("Sigmoid", ["h"], ["y"])]
+    model = onnx_models.save(
+        tmp_path / "model.onnx",
+        nodes,
+        [onnx_models.tensor("x", ["rows", 16])],
+        [onnx_models.tensor("y", ["rows", 1])],
+        weights,
+    )
+    (tmp_path / "model.yaml").write_text(
+        "version: 1\nsignature: {inputs: {x: {kind: tensor, dtype: FP32, shape: [-1, 16]}}, "
+        "outputs: {y: {kind: probabilities}}}\n"
+    )
+    x = rng.standard_normal((19, 16)).astype(np.float32)
+    labels = (x @ weights["w"])[:, 0] > 0
+    labels[:5] = ~labels[:5]
+    np.savez(tmp_path / "data.npz", x=x, labels=labels.astype(np.int64))
+    made = report(model, "--data", tmp_path / "data.npz")
+    assert made["accuracy"]["before"] == pytest.approx(14 / 19)
+    assert made["accuracy"]["after"] >= 13 / 19
+    assert made["outputs"][0]["agreement"] >= 18 / 19
+
+
 def test_few_rows_are_all_used_twice_and_it_says_so(report: Report, model: Path, tmp_path: Path) -> None:
     data = digit_models.save_data(tmp_path / "few.npz", slice(0, 12))
     made = report(model, "--data", data)
@@ -403,7 +428,7 @@ def wrong_data(folder: Path) -> None:
         (["digits.onnx", "--data", "nan.npz"], "has numbers that are not finite: "),
         (["digits.onnx", "--data", "nothing.npz"], "has no rows"),
         (["digits.onnx", "--data", "unequal.npz"], "'x' 30, 'labels' 29"),
-        (["digits.onnx", "--data", "no_class.npz"], "is not a class: 'logits' gives 10 scores"),
+        (["digits.onnx", "--data", "no_class.npz"], "is not a class: 'logits' has 10 classes"),
         (["digits.onnx", "--data", "negative.npz"], "classes count from 0"),
         (["digits.onnx", "--data", "float_labels.npz"], "expected the number of a class"),
         (["digits.onnx", "--data", "labels_twice.npz"], "need an output with a vector of scores for each"),

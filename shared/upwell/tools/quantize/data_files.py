@@ -92,7 +92,7 @@ class Samples:
 
     `labels`, int64 [rows, ...], is the correct class for each score vector, if the data has it. `described` has the
     `post` of `model.yaml`. `detector` is the same if that makes detections, else None; `embeddings` names the outputs
-    that it calls so.
+    that it calls so, `of_second` those with the probability of the second of two classes.
     """
 
     def __init__(
@@ -105,7 +105,11 @@ class Samples:
         described: Processor,
     ) -> None:
         self.detector = described if _detections(described) else None
-        self.embeddings = frozenset(one.name for one in described.signature.outputs if one.kind == "embedding")
+        outputs = described.signature.outputs
+        self.embeddings = frozenset(one.name for one in outputs if one.kind == "embedding")
+        self.of_second = frozenset(
+            one.name for one in outputs if one.kind == "probabilities" and one.spec.shape[-1] == 1
+        )
         self.path = path
         self.described_by = described_by
         self.labels = labels
@@ -222,7 +226,7 @@ def _renamed(arrays: Mapping[str, Array], processor: Processor) -> dict[str, Arr
 def _wrong_names(path: Path, arrays: Mapping[str, Array], processor: Processor, plain: Processor) -> ConfigError:
     has = "pictures for one input" if path.is_dir() else f"the arrays {', '.join(map(repr, arrays))}"
     ways = [", ".join(repr(one.name) for one in way.signature.inputs) for way in (processor, plain)]
-    wanted = ways[1] if processor is plain else f"{ways[0]} (what callers send) or {ways[1]} (the model's tensors)"
+    wanted = ways[1] if ways[0] == ways[1] else f"{ways[0]} (what callers send) or {ways[1]} (the model's tensors)"
     return ConfigError.at(path, f"it has {has}; expected {wanted}, and {LABELS!r} if accuracy is wanted", "--data")
 
 

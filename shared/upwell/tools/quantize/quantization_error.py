@@ -40,9 +40,9 @@ class ErrorSummary:
 class OutputChange:
     """One output before and after: relative error, and the share of score vectors with the same largest score.
 
-    `agreement` is None for outputs that are not scores: those of one column or none, and embeddings. For integers it is
-    the share of equal values, and `relative_error` is None. `not_finite` counts the float model's own values that are
-    not finite; they are left out of the error.
+    `agreement` is None for outputs that are not scores: embeddings, and those of one column or none but for the
+    probability of the second of two classes. For integers it is the share of equal values, and `relative_error` is
+    None. `not_finite` counts the float model's own values that are not finite; they are left out of the error.
     """
 
     name: str
@@ -186,7 +186,8 @@ def compared(before: Run, after: Run, samples: Samples, cases: Iterable[SampleRo
             scores = _scores_output(samples, expected, labels)
         for name, array in expected.items():
             tally = tallies.setdefault(name, _Tally(ErrorSummary()))
-            _count(tally, array, got[name], labels if name == scores else None)
+            of_second = name in samples.of_second
+            _count(tally, array, got[name], labels if name == scores else None, of_second)
     outputs = tuple(_change(name, tally, name in samples.embeddings) for name, tally in tallies.items())
     accuracy = _accuracy(scores, tallies[scores]) if scores else None
     if samples.detector is None:
@@ -206,12 +207,12 @@ def _scores_output(samples: Samples, outputs: Mapping[str, Array], labels: Array
     """The first output with one score vector for each label."""
     assert samples.labels is not None  # noqa: S101  `labels` come from there
     for name, array in outputs.items():
-        if array.dtype.kind == "f" and array.shape[:-1] == labels.shape and array.shape[-1:] > (1,):
+        classes = 2 if name in samples.of_second else array.shape[-1] if array.ndim else 0
+        if array.dtype.kind == "f" and array.shape[:-1] == labels.shape and classes > 1:
             highest = int(samples.labels.max())
-            if highest >= array.shape[-1]:
-                raise ConfigError.at(
-                    samples.path, f"label {highest} is not a class: {name!r} gives {array.shape[-1]} scores", "--data"
-                )
+            if highest >= classes:
+                problem = f"label {highest} is not a class: {name!r} has {classes} classes"
+                raise ConfigError.at(samples.path, problem, "--data")
             return name
     shapes = ", ".join(f"{name!r} {list(array.shape)}" for name, array in outputs.items())
     raise ConfigError.at(
@@ -222,7 +223,7 @@ def _scores_output(samples: Samples, outputs: Mapping[str, Array], labels: Array
     )
 
 
-def _count(tally: _Tally, expected: Array, got: Array, labels: Array | None) -> None:
+def _count(tally: _Tally, expected: Array, got: Array, labels: Array | None, of_second: bool) -> None:
     if expected.dtype.kind != "f":
         tally.is_integer = True
         tally.same += int((expected == got).sum()) if expected.shape == got.shape else 0
@@ -234,8 +235,8 @@ def _count(tally: _Tally, expected: Array, got: Array, labels: Array | None) -> 
     finite = np.isfinite(expected)
     tally.not_finite += int((~finite).sum())
     tally.difference.add(expected[finite], got[finite])
-    if expected.ndim and expected.shape[-1] > 1:
-        chosen, now = expected.argmax(-1), got.argmax(-1)
+    if of_second or (expected.ndim and expected.shape[-1] > 1):
+        chosen, now = (one[..., 0] > 0.5 if of_second else one.argmax(-1) for one in (expected, got))
         tally.same += int((chosen == now).sum())
         tally.vectors += chosen.size
         if labels is not None:
