@@ -6,6 +6,7 @@ import logging
 import os
 import sqlite3
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -150,7 +151,8 @@ def opened(path: Path, version: int) -> Iterator[sqlite3.Connection]:
         connection.close()
 
 
-_ROWS_AT_ONCE, _PAGES_AT_ONCE = 100, 1000
+_LOCKED_S = 0.05
+"""How long deleting holds the lock at a time, so that an agent, which waits for `_BUSY_TIMEOUT_S`, can write."""
 
 
 def delete_rows(connection: sqlite3.Connection, table: str, ids: Sequence[str | int], key: str = "id") -> int:
@@ -159,18 +161,33 @@ def delete_rows(connection: sqlite3.Connection, table: str, ids: Sequence[str | 
     The connection overwrites them (`secure_delete`). The write-ahead log keeps older copies of the pages until its
     next checkpoint.
     """
-    gone = 0
-    for start in range(0, len(ids), _ROWS_AT_ONCE):  # in small pieces, since the agent writes in between
+    gone, left = 0, deque(ids)
+    while left:
+        began_s = time.monotonic()
         connection.execute("BEGIN IMMEDIATE")
-        for id in ids[start : start + _ROWS_AT_ONCE]:
-            gone += connection.execute(f"DELETE FROM {table} WHERE {key} = ?", (id,)).rowcount  # noqa: S608 (our own names)
+        while left and time.monotonic() - began_s < _LOCKED_S:
+            gone += connection.execute(f"DELETE FROM {table} WHERE {key} = ?", (left.popleft(),)).rowcount  # noqa: S608 (our own names)
         connection.execute("COMMIT")
-    while connection.execute("PRAGMA freelist_count").fetchone()[0] > 0:
-        before = connection.execute("PRAGMA page_count").fetchone()[0]
-        connection.execute(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})").fetchall()
-        if connection.execute("PRAGMA page_count").fetchone()[0] >= before:
+        _let_others_write(began_s)
+    while _free_pages(connection):
+        began_s, before = time.monotonic(), _free_pages(connection)
+        connection.execute("BEGIN IMMEDIATE")
+        while _free_pages(connection) and time.monotonic() - began_s < _LOCKED_S:
+            connection.execute("PRAGMA incremental_vacuum(1)").fetchall()  # it frees one, whatever is asked for here
+        connection.execute("COMMIT")
+        if _free_pages(connection) >= before:
             break
+        _let_others_write(began_s)
     return gone
+
+
+def _free_pages(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA freelist_count").fetchone()[0])
+
+
+def _let_others_write(began_s: float) -> None:
+    """Rest as long as the lock was held: SQLite wakes nobody who waits for it, who looks again within 0.1 s."""
+    time.sleep(min(0.1, time.monotonic() - began_s))
 
 
 def check_integrity(connection: sqlite3.Connection) -> None:

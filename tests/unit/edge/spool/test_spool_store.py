@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.integration.spool.harness import case
-from upwell.edge.spool.open_database import open_database
+from upwell.edge.spool.open_database import delete_rows, open_database, opened
 from upwell.edge.spool.spool_store import SCHEMA, Store
 from upwell.edge.spool.spooled_request import SpoolHeld, SpoolLimits, Stored
 from upwell.shared.platform.system_clock import ForwardClock
@@ -227,6 +228,27 @@ def test_sums_stay_true_when_somebody_else_purges(tmp_path: Path, store: Store) 
     other.close()
     add(store, *(stored(f"new {number:02}") for number in range(FIT)))
     assert store.counted["dropped_full"] == 0
+
+
+def test_an_agent_can_write_while_somebody_else_purges(
+    tmp_path: Path, store: Store, connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite's lock goes to whoever asks first: a purge of 200 MB without rests kept it, and the agent lost cases."""
+    add(store, *(stored(f"{number:02}") for number in range(5)))
+    rests: list[float] = []
+
+    def rest(duration_s: float) -> None:
+        rests.append(duration_s)
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("COMMIT")
+
+    monkeypatch.setattr(time, "sleep", rest)
+    with opened(tmp_path / "spool.db", len(SCHEMA)) as other:
+        ids = [f"{number:02}" for number in range(5)]
+        assert delete_rows(other, "items", ids) == 5
+        assert other.execute("PRAGMA freelist_count").fetchone() == (0,)
+    assert rests
+    assert waiting(store) == []
 
 
 def test_nothing_is_left_of_a_transaction_that_fails(connection: sqlite3.Connection, store: Store) -> None:
