@@ -208,7 +208,8 @@ class OutboxStore:
         limit_bytes = min(self._limit_bytes, max(half_bytes, self._held(), _LEAST_BYTES))
         for message in messages:
             self._connection.execute(
-                "INSERT INTO sequences VALUES (?1, ?2) ON CONFLICT (pipeline) DO UPDATE SET last = max(last, ?2)",
+                "INSERT INTO sequences VALUES (?, ?)"
+                " ON CONFLICT (pipeline) DO UPDATE SET last = max(last, excluded.last)",
                 (message.pipeline, message.sequence),
             )
             sinks = self.sinks.get(message.pipeline, ())

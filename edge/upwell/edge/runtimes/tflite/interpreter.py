@@ -163,7 +163,7 @@ class OpenModel:
 
 
 @dataclass(frozen=True)
-class ModelFile:
+class LoadedModelFile:
     """A model file, copied into memory.
 
     The packages map a file and read weights from it in every run, so copying a new model over the old one would change
@@ -174,18 +174,18 @@ class ModelFile:
     content: bytes = field(repr=False)
 
 
-def read_file(package: TflitePackage, path: Path) -> ModelFile:
+def read_file(package: TflitePackage, path: Path) -> LoadedModelFile:
     """Read the model at `path`. Raises `ConfigError` if it is missing, names other files or, for `tflite_runtime`, is
     broken."""
     check_file(path)
     with open_plain(path) as file:
         content = file.read()
     _check_contents(path, content, is_all=package.name == "tflite_runtime")
-    return ModelFile(path, content)
+    return LoadedModelFile(path, content)
 
 
 def open_model(
-    package: TflitePackage, file: ModelFile, options: RuntimeOptions, accelerator: AcceleratorOptions | None
+    package: TflitePackage, file: LoadedModelFile, options: RuntimeOptions, accelerator: AcceleratorOptions | None
 ) -> OpenModel:
     """Open the model in `file`, with the delegate of `accelerator` or, for None, on the CPU (XNNPACK and kernels).
 
@@ -208,7 +208,7 @@ def open_model(
 
 
 def open_nodes(
-    package: TflitePackage, file: ModelFile, options: RuntimeOptions, accelerator: AcceleratorOptions | None
+    package: TflitePackage, file: LoadedModelFile, options: RuntimeOptions, accelerator: AcceleratorOptions | None
 ) -> tuple[Any, tuple[NodeCover, ...]]:
     """An interpreter with allocated tensors, and its nodes with the partitions of the delegate of `accelerator`.
 
