@@ -34,7 +34,7 @@ TESTS: Mapping[str, Sequence[str]] = {
     "batching": (
         *(
             f"{UNIT}/cloud/test_{name}.py"
-            for name in ("batch_choice", "fair_shares", "run_times", "priority_queue", "buckets", "batcher")
+            for name in ("batch_choice", "fair_shares", "run_times", "model_queue", "buckets", "batcher")
         ),
         *(f"{UNIT}/cloud/test_{name}.py" for name in ("batches_filled_up", "batching_simulated", "cloud_service")),
         f"{PROPERTY}/test_buckets.py",
@@ -296,21 +296,21 @@ FAULTS: Sequence[Fault] = (
         "batching",
         "cloud/upwell/cloud/batching",
         (
-            "priority_queue.py",
+            "model_queue.py",
             "return 0 if now_s - queued.since_s >= PATIENCE_S else queued.priority",
             "return queued.priority",
         ),
         (
-            "priority_queue.py",
+            "model_queue.py",
             "self._clients[crowd] < self._clients[client] + 2",
             "self._clients[crowd] < self._clients[client] + 1",
         ),
-        ("priority_queue.py", "min(queued.deadline_s, queued.since_s + PATIENCE_S)", "queued.deadline_s"),
-        ("priority_queue.py", " and one.rows_left == one.rows)", ")"),
+        ("model_queue.py", "min(queued.deadline_s, queued.since_s + PATIENCE_S)", "queued.deadline_s"),
+        ("model_queue.py", " and one.rows_left == one.rows)", ")"),
         ("device_scheduler.py", "            queued.since_s = now_s\n", ""),
         ("device_scheduler.py", "one.queue.turn_s(", "one.queue.needed_s("),
-        ("priority_queue.py", "runs = -(-rows // largest)", "runs = rows // largest"),
-        ("priority_queue.py", "if left_s < wait_s + needed_s + ", "if left_s < needed_s + "),
+        ("model_queue.py", "runs = -(-rows // largest)", "runs = rows // largest"),
+        ("model_queue.py", "if left_s < wait_s + needed_s + ", "if left_s < needed_s + "),
         ("batch_choice.py", "if one.rows <= lost and", "if one.rows < lost and"),
         ("batch_choice.py", "if rate > best_rate and batch[:must] == mates[:must]:", "if rate > best_rate:"),
         ("batch_choice.py", "if one.group == group", "if one.rank"),
@@ -319,20 +319,20 @@ FAULTS: Sequence[Fault] = (
         ("batcher.py", "queued.error = self._hopeless(queued, queued.rows)", "queued.error = None"),
         ("batcher.py", "        check_rows(outputs, size)\n", ""),
         ("device_scheduler.py", "hopeless(call, 1, now_s, start_s)", "hopeless(call, 1, now_s, now_s)"),
-        ("priority_queue.py", "return value or DEFAULT_PRIORITY", "return value"),
-        ("priority_queue.py", "        if left_s <= 0:\n", "        if left_s < 0:\n"),
-        ("priority_queue.py", "        wake([queued])\n", ""),
+        ("model_queue.py", "return value or DEFAULT_PRIORITY", "return value"),
+        ("model_queue.py", "        if left_s <= 0:\n", "        if left_s < 0:\n"),
+        ("model_queue.py", "        wake([queued])\n", ""),
         (
-            "priority_queue.py",
+            "model_queue.py",
             "        if not self._clients[client]:\n            self._shares.join(client)\n",
             "        self._shares.join(client)\n",
         ),
         (
-            "priority_queue.py",
+            "model_queue.py",
             "batch, self._waiting = self._waiting, []\n            self._forget(batch)",
             "batch, self._waiting = self._waiting, []",
         ),
-        ("priority_queue.py", "runs * run_s / self.instances", "runs * run_s"),
+        ("model_queue.py", "runs * run_s / self.instances", "runs * run_s"),
     ),
     *_of(
         "spool",

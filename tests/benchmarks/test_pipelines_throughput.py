@@ -35,7 +35,7 @@ from upwell.pipelines.run.pipeline_factory import build_pipelines
 from upwell.pipelines.sinks.base import Message
 from upwell.pipelines.sinks.file_sinks import JsonlFile
 from upwell.pipelines.sinks.outbox import Outbox
-from upwell.pipelines.sinks.outbox_jobs import OutboxLimits
+from upwell.pipelines.sinks.outbox_database import OutboxLimits
 from upwell.pipelines.sinks.sink_settings import JsonlSettings
 from upwell.pipelines.steps.change import ChangeDetector
 from upwell.pipelines.steps.geometry import Zones

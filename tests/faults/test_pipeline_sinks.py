@@ -24,7 +24,7 @@ from tests.integration.pipelines.sinks.child import PIPELINES, Orders, event
 from tests.integration.pipelines.sinks.receivers import Receiver, Reply, receiver
 from upwell.pipelines.sinks.base import Message
 from upwell.pipelines.sinks.outbox import Outbox
-from upwell.pipelines.sinks.outbox_jobs import OutboxLimits
+from upwell.pipelines.sinks.outbox_database import OutboxLimits
 from upwell.pipelines.sinks.sink_opening import open_sinks
 from upwell.pipelines.sinks.sink_settings import (
     JsonlSettings,

@@ -36,7 +36,7 @@ from upwell.pipelines.events.event_rules import Event, EventRule, EventRules
 from upwell.pipelines.run.frame_loop import REASONS, FrameLoop
 from upwell.pipelines.run.pipeline_runner import pipeline_families, sink_families
 from upwell.pipelines.sinks.outbox import Outbox
-from upwell.pipelines.sinks.outbox_jobs import OutboxLimits
+from upwell.pipelines.sinks.outbox_database import OutboxLimits
 from upwell.pipelines.sinks.sink_opening import open_sinks
 from upwell.pipelines.sinks.sink_settings import JsonlSettings
 from upwell.pipelines.steps.geometry import Zones

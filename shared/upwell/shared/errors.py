@@ -38,7 +38,7 @@ UpwellError
     ├── SourceEnded       pipelines.sources.base
     ├── SinkUnavailable   pipelines.sinks.base
     ├── Poisonous         pipelines.sinks.base
-    ├── OutboxUnavailable pipelines.sinks.outbox_jobs
+    ├── OutboxUnavailable pipelines.sinks.outbox_database
     ├── WorkersFailed     cloud.workers.supervisor
     ├── NotFound          fleet.errors
     ├── Conflict          fleet.errors

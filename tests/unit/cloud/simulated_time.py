@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from upwell.cloud.batching.batch_choice import RunSizes
 from upwell.cloud.batching.device_scheduler import Device
-from upwell.cloud.batching.priority_queue import DEFAULT_PRIORITY, Batch, ModelQueue, QueuedRequest
+from upwell.cloud.batching.model_queue import DEFAULT_PRIORITY, Batch, ModelQueue, QueuedRequest
 from upwell.shared.errors import UpwellError
 from upwell.shared.oip.dataplane import Call
 

@@ -14,7 +14,7 @@ import pytest
 
 from upwell.cloud.batching import batcher
 from upwell.cloud.batching.batcher import Batcher
-from upwell.cloud.batching.priority_queue import QueuedRequest, Run, RunResult
+from upwell.cloud.batching.model_queue import QueuedRequest, Run, RunResult
 from upwell.cloud.engines.base import StoppableRun
 from upwell.cloud.engines.fake import FakeEngine
 from upwell.cloud.engines.model_settings import ModelSettings

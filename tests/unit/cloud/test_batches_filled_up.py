@@ -20,7 +20,7 @@ from tests.unit.cloud.test_batcher import LIMIT_S, until, x
 from tests.unit.models_for_tests import linear
 from upwell.cloud.batching.batcher import Batcher
 from upwell.cloud.batching.device_scheduler import device_for
-from upwell.cloud.batching.priority_queue import RunResult
+from upwell.cloud.batching.model_queue import RunResult
 from upwell.cloud.engines.batch_checks_and_buckets import by_rows
 from upwell.cloud.engines.fake import FakeEngine
 from upwell.cloud.engines.model_settings import ModelSettings

@@ -14,7 +14,7 @@ import pytest
 from tests.examples import grid, sampled
 from tests.unit.cloud.simulated_time import CAPACITY, LARGEST, Arrival, Outcome, Simulation, pace_s
 from upwell.cloud.batching.batch_choice import RunSizes
-from upwell.cloud.batching.priority_queue import PATIENCE_S, ModelQueue
+from upwell.cloud.batching.model_queue import PATIENCE_S, ModelQueue
 from upwell.shared.errors import Refused
 
 ALONE = RunSizes(1)

@@ -11,9 +11,9 @@ import pytest
 from onnx import helper
 
 from tests.unit.models_for_tests import endless, linear, save, tensor, two_in_two_out
-from upwell.cloud.batching import priority_queue
+from upwell.cloud.batching import model_queue
 from upwell.cloud.batching.batcher import Batcher
-from upwell.cloud.batching.priority_queue import DEFAULT_PRIORITY, priority_of
+from upwell.cloud.batching.model_queue import DEFAULT_PRIORITY, priority_of
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.fake import FakeEngine
 from upwell.cloud.engines.model_settings import ModelSettings
@@ -416,7 +416,7 @@ def test_a_priority_of_nothing_is_the_default_one_and_none_that_is_no_level_is_t
 def test_a_model_that_never_answers_is_stopped_when_its_callers_have_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(priority_queue, "ABANDONED_S", 0.1)
+    monkeypatch.setattr(model_queue, "ABANDONED_S", 0.1)
     (tmp_path / "m" / "1").mkdir(parents=True)
     endless(tmp_path / "m" / "1").rename(tmp_path / "m" / "1" / "model.onnx")
     cloud = service(tmp_path)

@@ -15,7 +15,7 @@ import numpy as np
 
 from upwell.cloud.batching.batch_choice import RunSizes
 from upwell.cloud.batching.device_scheduler import Device
-from upwell.cloud.batching.priority_queue import (
+from upwell.cloud.batching.model_queue import (
     ABANDONED_S,
     DEFAULT_PRIORITY,
     Batch,

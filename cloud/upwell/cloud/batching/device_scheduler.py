@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from weakref import WeakSet, WeakValueDictionary
 
 from upwell.cloud.batching.fair_shares import FairShares
-from upwell.cloud.batching.priority_queue import Batch, ModelQueue, QueuedRequest, raise_if, wake
+from upwell.cloud.batching.model_queue import Batch, ModelQueue, QueuedRequest, raise_if, wake
 from upwell.shared.errors import UpwellError
 from upwell.shared.oip.dataplane import Call
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from upwell.cloud.batching.priority_queue import Run
+from upwell.cloud.batching.model_queue import Run
 from upwell.cloud.config import Serve
 from upwell.cloud.observe.metrics import (
     ANONYMOUS,

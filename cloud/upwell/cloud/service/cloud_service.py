@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version as package_version
 
-from upwell.cloud.batching.priority_queue import RunResult, priority_of
+from upwell.cloud.batching.model_queue import RunResult, priority_of
 from upwell.cloud.engines.base import DeviceLost
 from upwell.cloud.service.model_loader import BrokenModel, CloudModel, ModelVersions, offered
 from upwell.shared.errors import InvalidRequest, ModelNotFound, Unavailable

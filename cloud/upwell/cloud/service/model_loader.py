@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from upwell.cloud.batching.batcher import Batcher
 from upwell.cloud.batching.device_scheduler import device_for
-from upwell.cloud.batching.priority_queue import Run
+from upwell.cloud.batching.model_queue import Run
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.engines.base import Engine, EngineType, engine_type
 from upwell.cloud.engines.batch_checks_and_buckets import by_rows, works_by_rows

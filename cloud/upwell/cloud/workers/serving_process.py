@@ -18,7 +18,7 @@ from typing import NoReturn
 from rich.console import Console
 from rich.progress import track
 
-from upwell.cloud.batching.priority_queue import Run
+from upwell.cloud.batching.model_queue import Run
 from upwell.cloud.config import CloudConfig
 from upwell.cloud.observe.metrics import serve_metrics
 from upwell.cloud.observe.telemetry import Telemetry

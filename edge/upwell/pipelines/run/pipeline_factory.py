@@ -28,7 +28,7 @@ from upwell.pipelines.run.late_answers import AMENDMENTS_NAME, Amendments, LateR
 from upwell.pipelines.run.pipeline_runner import BuiltPipeline, PipelineRunner
 from upwell.pipelines.sinks.base import Sink
 from upwell.pipelines.sinks.outbox import Outbox
-from upwell.pipelines.sinks.outbox_jobs import OutboxLimits
+from upwell.pipelines.sinks.outbox_database import OutboxLimits
 from upwell.pipelines.sinks.outbox_store import OUTBOX_NAME
 from upwell.pipelines.sinks.sink_opening import open_sinks
 from upwell.pipelines.sinks.sink_settings import SinkSettings

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from upwell.edge.spool.open_database import REOPEN_S
 from upwell.pipelines.sinks.base import Message, Poisonous, Sink, SinkUnavailable
-from upwell.pipelines.sinks.outbox_jobs import OutboxJobs, OutboxLimits, OutboxUnavailable
+from upwell.pipelines.sinks.outbox_database import OutboxDatabase, OutboxLimits, OutboxUnavailable
 from upwell.pipelines.sinks.outbox_store import OutboxStore, Outcome, PendingMessage
 from upwell.shared.errors import ConfigError
 from upwell.shared.platform.background_thread import BackgroundThread
@@ -42,7 +42,7 @@ class SinkRelay:
 
     def __init__(
         self,
-        database: OutboxJobs,
+        database: OutboxDatabase,
         sink: Sink,
         pipelines: Sequence[str],
         limits: OutboxLimits,
@@ -325,7 +325,7 @@ class Outbox:
         by_name = sinks_by_name(sinks)
         self._limits, self._may_send = limits, may_send
         self._names = _names(sinks)
-        self._database = OutboxJobs(path, self._names, limits, others)
+        self._database = OutboxDatabase(path, self._names, limits, others)
         self._database.shown = _shown(by_name)
         self._relays = {name: self._relay(sink) for name, sink in by_name.items()}
 

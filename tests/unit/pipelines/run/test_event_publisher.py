@@ -27,7 +27,7 @@ from upwell.pipelines.run.infer_step import AnswerReader, Step
 from upwell.pipelines.run.late_answers import Amendments, WaitingEvent
 from upwell.pipelines.sinks.base import Message
 from upwell.pipelines.sinks.outbox import Outbox
-from upwell.pipelines.sinks.outbox_jobs import OutboxLimits
+from upwell.pipelines.sinks.outbox_database import OutboxLimits
 from upwell.pipelines.steps.geometry import Zones
 from upwell.shared.oip.codec.converters import serialize_infer_response
 from upwell.shared.oip.dataplane import InferResponse

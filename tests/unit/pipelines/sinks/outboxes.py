@@ -10,7 +10,7 @@ from pathlib import Path
 
 from upwell.pipelines.sinks.base import Message, Sink
 from upwell.pipelines.sinks.outbox import Outbox
-from upwell.pipelines.sinks.outbox_jobs import OutboxLimits
+from upwell.pipelines.sinks.outbox_database import OutboxLimits
 
 FAST = OutboxLimits(first_pause_s=0.01, longest_pause_s=0.05)
 WAIT_S = 20.0

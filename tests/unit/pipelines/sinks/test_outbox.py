@@ -18,7 +18,7 @@ import pytest
 from tests.pipelines_media import until
 from tests.unit.pipelines.sinks.outboxes import FAST, WAIT_S, RecordingSink, message, outbox
 from upwell.edge.spool.open_database import migrate, open_database
-from upwell.pipelines.sinks import outbox_jobs
+from upwell.pipelines.sinks import outbox_database
 from upwell.pipelines.sinks.base import Message, Poisonous, SinkUnavailable
 from upwell.pipelines.sinks.outbox import Outbox, SinkCounts
 from upwell.pipelines.sinks.outbox_store import SCHEMA
@@ -396,7 +396,7 @@ def test_what_is_dropped_while_it_is_being_delivered_arrives_and_is_counted_as_d
 
 
 def test_beyond_its_age_a_message_is_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox_jobs, "_EXPIRE_S", 0.0)
+    monkeypatch.setattr(outbox_database, "_EXPIRE_S", 0.0)
     sink = RecordingSink()
     sink.behaviour = refuse
     with outbox(tmp_path, {"dock": [sink]}, replace(FAST, max_age_s=0.05)) as box:
@@ -492,7 +492,7 @@ def test_what_waits_leaves_half_of_a_small_disk_to_the_log_that_lets_it_empty(
     def taken_bytes() -> int:
         return sum(one.stat().st_size for one in tmp_path.iterdir())
 
-    monkeypatch.setattr(outbox_jobs.OutboxJobs, "_free_bytes", lambda _: max(0, disk_bytes - taken_bytes()))
+    monkeypatch.setattr(outbox_database.OutboxDatabase, "_free_bytes", lambda _: max(0, disk_bytes - taken_bytes()))
     sink = RecordingSink()
     sink.behaviour = refuse
     with outbox(tmp_path, {"dock": [sink]}) as box:

@@ -69,7 +69,7 @@ class _Job(Generic[T]):
         return self._result  # type: ignore[return-value]  # `run` has set it
 
 
-class OutboxJobs:
+class OutboxDatabase:
     """Does work on the outbox's store, in order, many pieces per transaction. Thread-safe.
 
     It has no thread of its own: a caller does all the work that waits, including that of others. So concurrent puts

@@ -9,7 +9,7 @@ import pytest
 
 from upwell.cloud.batching.batch_choice import RunSizes
 from upwell.cloud.batching.device_scheduler import Device
-from upwell.cloud.batching.priority_queue import ModelQueue, QueuedRequest
+from upwell.cloud.batching.model_queue import ModelQueue, QueuedRequest
 from upwell.shared.errors import DeadlineExceeded, Refused
 from upwell.shared.oip.dataplane import Call
 
