@@ -104,7 +104,8 @@ def test_a_row_stands_for_all_that_differ_in_an_option_alone() -> None:
 
 def test_eighty_columns_name_every_vendor(app: typer.Typer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("upwell.tools.devices.cli.installed", lambda: ["ai_edge_litert"])
-    result = CliRunner(env={"COLUMNS": "80"}).invoke(app, [])
+    monkeypatch.setattr("upwell.tools.terminal._WIDE", 80)
+    result = CliRunner().invoke(app, [])
     assert result.exit_code == 0
     assert "…" not in result.stdout
     rows = [line for line in result.stdout.splitlines() if line.startswith("  litert_npu ")]

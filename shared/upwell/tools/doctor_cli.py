@@ -44,7 +44,7 @@ from upwell.shared.units import count_of
 from upwell.tools.devices.cli import evidence, folded
 from upwell.tools.devices.runtime_probe import installed, rows_of
 from upwell.tools.server_yaml import load_server_yaml
-from upwell.tools.terminal import AsJson, plain, stderr_console, table_console
+from upwell.tools.terminal import AsJson, plain, stderr_console, stdout_console
 
 Level = Literal["ok", "warning", "problem"]
 
@@ -477,7 +477,7 @@ def _show(findings: Sequence[DoctorFinding], problems: int) -> None:
     grid = Table.grid(padding=(0, 2, 0, 0))
     for one in findings:
         grid.add_row(plain(_MARKS[one.level] + one.subject), plain(one.text))
-    console = table_console()
+    console = stdout_console()
     console.print(grid)
     console.print()
     warnings = sum(one.level == "warning" for one in findings)

@@ -42,7 +42,7 @@ from upwell.tools.cases.case_source import NO_FOLDER
 from upwell.tools.policy.collect.input_items import Item, find_items, read_item
 from upwell.tools.policy.request_log_reader import read_log
 from upwell.tools.request_inputs import read_given
-from upwell.tools.terminal import AsJson, parsed, plain, progress, table_console
+from upwell.tools.terminal import AsJson, parsed, plain, progress, stdout_console
 
 
 def drift(
@@ -143,7 +143,7 @@ def _show(name: str, document: Mapping[str, Any]) -> None:
         moved = "moved" if one["moved"] else ""
         table.add_row(*map(plain, (quantity, one["rows"], moved, one["text"], f"{one['distance']:.2f}", since)))
     typer.echo(printable(f"{name}: {document['text'] or 'as in the reference'}"))
-    table_console().print(table)
+    stdout_console().print(table)
 
 
 def _time(unix_s: float) -> str:
@@ -247,5 +247,5 @@ def _report(made: DriftReference, rows: int, path: Path, as_json: bool) -> None:
     table = Table("quantity", "rows counted", "bins", box=None, pad_edge=False)
     for name, one in made.quantities.items():
         table.add_row(plain(name), str(counts[name]), str(len(one.counts)))
-    table_console().print(table)
+    stdout_console().print(table)
     typer.echo(printable(f"{path}: from {rows} rows, a third of which set the bins. Pack the bundle next."))

@@ -11,7 +11,6 @@ from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -25,7 +24,7 @@ from upwell.shared.oip.open_client import open_client
 from upwell.shared.tensors import Array, oip_datatype
 from upwell.shared.units import parse_seconds
 from upwell.tools.request_inputs import read_inputs
-from upwell.tools.terminal import AsJson, finite, key_values, parsed, plain
+from upwell.tools.terminal import AsJson, finite, key_values, parsed, plain, stdout_console
 
 _METADATA_LIMIT_S = 10.0
 _SHOWN_ROWS, _SHOWN_CLASSES, _SHOWN_VALUES = 10, 3, 8
@@ -123,7 +122,7 @@ def _as_json(value: Any) -> Any:
 
 
 def _show(response: InferResponse, labels: Labels, elapsed_s: float) -> None:
-    console = Console(highlight=False)
+    console = stdout_console()
     facts = response.parameters
     table = Table.grid(padding=(0, 2))
     rows = {

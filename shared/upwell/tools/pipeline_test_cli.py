@@ -30,7 +30,7 @@ from upwell.pipelines.sources.series import SERIES_SUFFIXES
 from upwell.shared.config.yaml import read_text
 from upwell.shared.errors import EXIT_FAILED, ConfigError, ExtraMissing
 from upwell.shared.tensors import Array
-from upwell.tools.terminal import AsJson, plain, progress, stderr_console, table_console
+from upwell.tools.terminal import AsJson, plain, progress, stderr_console, stdout_console
 
 EVENTS, VIDEO = "events.jsonl", "annotated.mp4"
 _DEFAULT_FPS = 25
@@ -198,7 +198,7 @@ def _tell(status: PipelineStatus, out: Path) -> None:
         table.add_row(plain(f"frames {outcome}"), str(count))
     for event, count in status.events.items():
         table.add_row(plain(f"event {event}"), str(count))
-    console = table_console()
+    console = stdout_console()
     console.print(table)
     if document["latency_p50_ms"] is not None:
         console.print(f"from capture to answer {document['latency_p50_ms']} ms (p99 {document['latency_p99_ms']} ms)")

@@ -28,7 +28,7 @@ from upwell.shared.units import parse_share
 
 T = TypeVar("T")
 
-_WIDE = 1000
+_WIDE = 1 << 16
 
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 PolicyArgument: TypeAlias = Annotated[
@@ -62,13 +62,8 @@ def key_values(option: str, texts: Sequence[str] | None) -> dict[str, str]:
 
 
 def stdout_console() -> Console:
-    """Standard output; long lines are left to the terminal, or to whoever reads them from a pipe."""
-    return Console(highlight=False, soft_wrap=True)
-
-
-def table_console() -> Console:
-    """Standard output for tables: as wide as the terminal, and as wide as needed elsewhere."""
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    """Standard output. Only a terminal has a width that tables must fit: a pipe or a file gets every line whole."""
+    return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _WIDE)
 
 
 def stderr_console() -> Console:
@@ -145,4 +140,4 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> No
         made.add_column(heading, overflow="fold")
     for row in rows:
         made.add_row(*(plain("" if cell is None else cell) for cell in row))
-    Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE).print(made)
+    stdout_console().print(made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 import urllib.request
 from collections import defaultdict
@@ -282,7 +283,7 @@ def top(
     url, folder = _places(at, config)
     console = stdout_console()
     before = scrape(url)
-    if as_json or once or not console.is_terminal:
+    if as_json or once or not sys.stdout.isatty():
         time.sleep(every)
         seen = overview(before, scrape(url))
         slow = _slowest(folder)

@@ -19,7 +19,7 @@ from upwell.edge.runtimes.placement import AcceleratorNotUsable, Coverage, NodeC
 from upwell.edge.runtimes.runtime_loader import coverage_of
 from upwell.edge.runtimes.runtime_options import MAX_BATCH, AcceleratorOptions, RuntimeOptions
 from upwell.shared.errors import EXIT_FAILED, ConfigError
-from upwell.tools.terminal import AsJson, finite, key_values, percent, print_error, quiet, share, table_console
+from upwell.tools.terminal import AsJson, finite, key_values, percent, print_error, quiet, share, stdout_console
 
 _MAX_LISTED = 50
 
@@ -142,7 +142,7 @@ def _fail(text: str) -> NoReturn:
 
 
 def _show(model: Path, found: Coverage) -> None:
-    console = table_console()
+    console = stdout_console()
     console.print(Text(f"{model.name} on {found.accelerator}, {found.runtime}, according to its {found.source}"))
     console.print(f"  nodes       {len(found.taken)} of {len(found.nodes)} ({percent(found.node_share)})")
     console.print(f"  work        {percent(found.work_share)}, estimated")

@@ -21,7 +21,7 @@ from upwell.shared.units import count_of
 from upwell.tools.cases.case_erasure import forget
 from upwell.tools.cases.case_source import CaseFilter, CaseLost, CaseSource, open_source
 from upwell.tools.cases.contact_sheet import html_sheet, png_sheet
-from upwell.tools.terminal import AsJson, key_values, plain, progress, table_console
+from upwell.tools.terminal import AsJson, key_values, plain, progress, stdout_console
 
 CasesArgument: TypeAlias = Annotated[
     Path,
@@ -71,7 +71,7 @@ def list_cases(
         )
         table.add_row(*map(plain, cells))
     if found:
-        table_console().print(table)
+        stdout_console().print(table)
     typer.echo(f"{count_of(len(found), 'case')} in {printable(cases)}")
 
 
@@ -95,7 +95,7 @@ def stats(cases: CasesArgument, as_json: AsJson = False) -> None:
         for value, number in sorted(counter.items()):
             table.add_row(plain(name), plain(value or "–"), str(number))
     if found:
-        table_console().print(table)
+        stdout_console().print(table)
     typer.echo(f"{count_of(len(found), 'case')} in {printable(cases)}, {evaluated} of them in the evaluation set")
 
 

@@ -17,7 +17,7 @@ from rich.text import Text
 from upwell.shared.errors import ConfigError
 from upwell.tools.devices.runtime_probe import DeviceCheck, Row, installed, row_of_library, rows_of
 from upwell.tools.devices.system_findings import CpuInfo, SystemFindings, device_files, libraries, processor
-from upwell.tools.terminal import AsJson, stderr_console, table_console
+from upwell.tools.terminal import AsJson, stderr_console, stdout_console
 
 _LINUX, _WINDOWS, _MACOS = "linux", "win32", "darwin"
 _X86, _ARM = ("x86_64", "amd64"), ("aarch64", "arm64")
@@ -136,7 +136,7 @@ def _tried(packages: Sequence[str], libraries: Sequence[Path]) -> list[Row]:
 def _show(
     machine: CpuInfo, rows: Sequence[Row], found: Sequence[SystemFindings], files: Sequence[SystemFindings]
 ) -> None:
-    console = table_console()
+    console = stdout_console()
     features = ", ".join(machine.features) or "no features known"
     console.print(Text(f"{machine.model or machine.machine}: {machine.cores} cores usable, {features}"))
     console.print()

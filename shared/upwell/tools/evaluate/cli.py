@@ -26,7 +26,7 @@ from upwell.tools.cases.case_source import open_source
 from upwell.tools.evaluate.bundle_comparison import Replay, compare, replayed, weights_of
 from upwell.tools.evaluate.evaluation_run import EvaluationRun, Judged, answers_of, truths
 from upwell.tools.policy.simulate_cli import START, read_scene
-from upwell.tools.terminal import AsJson, plain, progress, share, table_console
+from upwell.tools.terminal import AsJson, plain, progress, share, stdout_console
 
 
 def evaluate(
@@ -223,7 +223,7 @@ def _show(document: dict[str, Any]) -> None:
     if "replay" in document:
         for title, cell in _REPLAYED.items():
             table.add_row(title, *(cell(document["replay"][side]) for side in "ab"))
-    table_console().print(table)
+    stdout_console().print(table)
     difference = document["difference"]
     test = "bootstrap" if document["measure"] == "mAP" else "sign-flip test"
     typer.echo(printable(f"B − A: {_interval(difference)}, p = {difference['p']:.2g} ({test})"))

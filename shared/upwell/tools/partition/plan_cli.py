@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -18,17 +17,19 @@ from upwell.shared.partition.cost_graph import CostGraph, Placement, PlacementPl
 from upwell.shared.partition.cost_graph_file import read_cost_graph
 from upwell.shared.partition.plan_file import plan_document
 from upwell.tools.partition.advice_options import OBJECTIVES, AdviseOptions
+from upwell.tools.terminal import stdout_console
 
 _MOST_NODES = 40
 _MOST_TENSORS = 20
 
 
-def show(console: Console, graph: CostGraph, plan: PlacementPlan) -> None:
+def _show(graph: CostGraph, plan: PlacementPlan) -> None:
     """Print where nodes run, what is sent, and the time beside one tier alone and other placements."""
+    console = stdout_console()
     console.print(_totals(graph, plan))
     console.print()
     for tier in graph.tiers:
-        console.print(Text(f"{tier}: {_nodes(graph, plan.placement, tier)}"), soft_wrap=True)
+        console.print(Text(f"{tier}: {_nodes(graph, plan.placement, tier)}"))
     if plan.sent:
         console.print()
         console.print(_sends(plan))
@@ -159,4 +160,4 @@ def _plan_graph(path: Path, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(plan_document(found), allow_nan=False))
     else:
-        show(Console(highlight=False), costs, found)
+        _show(costs, found)

@@ -39,7 +39,7 @@ from upwell.tools.partition.halves_check import difference
 from upwell.tools.partition.part_bench import Runner, TierOptions, open_tier
 from upwell.tools.partition.tiers import for_device
 from upwell.tools.request_inputs import read_given
-from upwell.tools.terminal import AsJson, finite, progress, table_console
+from upwell.tools.terminal import AsJson, finite, progress, stdout_console
 
 Codec = Callable[[Halves, Mapping[str, tuple[float, float]]], Halves]
 
@@ -182,7 +182,7 @@ def split(
     if as_json:
         typer.echo(json.dumps(_document(out, written, errors, remarks), allow_nan=False))
     else:
-        _show(table_console(), out, written, errors, remarks)
+        _show(stdout_console(), out, written, errors, remarks)
 
 
 def _of_plan(path: Path, whole: UnsplitModel, every: bool) -> tuple[Sequence[ChosenCut], PlanFacts]:

@@ -20,7 +20,7 @@ from upwell.shared.partition.split.split_writer import half_paths, read_split
 from upwell.tools.partition.halves_check import Inputs, Unfit, Verification
 from upwell.tools.partition.halves_check import verify as verified
 from upwell.tools.request_inputs import read_given
-from upwell.tools.terminal import AsJson, finite, quiet, table_console
+from upwell.tools.terminal import AsJson, finite, quiet, stdout_console
 
 EXIT_FAILED = 1
 _HEAD = "The head, or a folder that `upwell partition split` wrote."
@@ -70,7 +70,7 @@ def verify(
         document = {"holds": holds, "at_most": at_most, "halves": [_document(pair, at_most) for pair in done]}
         typer.echo(json.dumps(document, allow_nan=False))
     else:
-        console = table_console()
+        console = stdout_console()
         for pair in done:
             _show(console, pair, at_most)
     if not holds:

@@ -23,7 +23,7 @@ from upwell.shared.routing.decide.explanation import explain as explained
 from upwell.shared.routing.policy.compiled_policy import Finding, Verdict
 from upwell.shared.routing.policy.policy import Policy, Rule
 from upwell.shared.routing.reasons import chance_in_words
-from upwell.tools.terminal import AsJson, PolicyArgument, finite, plain
+from upwell.tools.terminal import AsJson, PolicyArgument, finite, plain, stdout_console
 
 _UNITS: Mapping[str, str] = {
     "deadline": " s",
@@ -128,7 +128,7 @@ def _rounded(value: float) -> float | None:
 
 
 def _show(policy: Policy, explanation: Explanation) -> None:
-    console = Console(highlight=False)
+    console = stdout_console()
     _heading(console, "Signals")
     for name, value in _signals(policy, explanation).items():
         console.print(plain(f"  {name}: {'unknown' if value is None else json.dumps(value, ensure_ascii=False)}"))

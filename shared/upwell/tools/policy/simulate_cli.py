@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -36,7 +35,17 @@ from upwell.shared.routing.simulation.strategies import (
 from upwell.shared.units import LATEST_YEAR, parse_bits_per_second, parse_seconds
 from upwell.tools.plot_style import check_plot
 from upwell.tools.policy.request_log_reader import read_log
-from upwell.tools.terminal import AsJson, PolicyArgument, key_values, parsed, plain, progress, share, stderr_console
+from upwell.tools.terminal import (
+    AsJson,
+    PolicyArgument,
+    key_values,
+    parsed,
+    plain,
+    progress,
+    share,
+    stderr_console,
+    stdout_console,
+)
 
 _TITLES: Mapping[str, str] = {
     "policy": "policy",
@@ -73,7 +82,7 @@ _ROWS: Mapping[str, Callable[[SimulationReport], str]] = {
 
 def show(reports: Mapping[str, SimulationReport], swept: Sequence[Mapping[str, Any]] | None, plot: Path | None) -> None:
     """Print the runs side by side, the reasons of the policies, and the sweep."""
-    console = Console(highlight=False)
+    console = stdout_console()
     table = Table(box=None, pad_edge=False)
     table.add_column("")
     for name in reports:
@@ -89,7 +98,7 @@ def show(reports: Mapping[str, SimulationReport], swept: Sequence[Mapping[str, A
         console.print()
         console.print(_sweep(swept))
     if plot is not None:
-        console.print(Text(f"\nwrote {plot}"), soft_wrap=True)
+        console.print(Text(f"\nwrote {plot}"))
 
 
 def _sweep(swept: Sequence[Mapping[str, Any]]) -> Table:

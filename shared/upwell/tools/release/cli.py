@@ -29,16 +29,7 @@ from upwell.shared.units import parse_seconds
 from upwell.tools.bundle.cli import passphrase_of_key, refused
 from upwell.tools.policy.simulate_cli import START, FleetShares, read_scene, with_fleet_shares
 from upwell.tools.release.release_misfits import ReleaseParts, misfits
-from upwell.tools.terminal import (
-    AsJson,
-    key_values,
-    parsed,
-    plain,
-    print_error,
-    progress,
-    stdout_console,
-    table_console,
-)
+from upwell.tools.terminal import AsJson, key_values, parsed, plain, print_error, progress, stdout_console
 
 if TYPE_CHECKING:
     from upwell.tools.release.repository_editor import RepositoryEditor
@@ -157,7 +148,7 @@ def add(
         for text in [f"error: {one}" for one in problems] + [f"warning: {one}" for one in warnings]:
             print_error(text)
         if reports:
-            table_console().print(_compared(reports))
+            stdout_console().print(_compared(reports))
         if not problems:
             _report_drafts(editor, f"drafted release {new.document.sequence}", {}, as_json=False)
     if problems:
@@ -236,7 +227,7 @@ def show(
         if as_json:
             typer.echo(json.dumps(document.model_dump(mode="json")))
         else:
-            table_console().print(_contents(document))
+            stdout_console().print(_contents(document))
         return
     expires = {"root": root.signed.expires}
     expires |= {} if targets is None else {"targets": targets.signed.expires}
@@ -250,7 +241,7 @@ def show(
         found = {role: when.isoformat() for role, when in expires.items()}
         typer.echo(json.dumps({"releases": known, "roles": roles, "expires": found, "drafts": drafts}))
         return
-    console = table_console()
+    console = stdout_console()
     table = Table("role", "signed by", "expires", box=None, padding=(0, 3, 0, 0), pad_edge=False)
     for role, about in roles.items():
         when = expires.get("timestamp" if role == "snapshot" else role)
@@ -290,7 +281,7 @@ def verify(
         typer.echo(json.dumps({**found, "bundles": {name: one.version for name, one in document.bundles.items()}}))
         return
     stdout_console().print(f"release {document.sequence} of {document.name}, {digest}", markup=False)
-    table_console().print(_contents(document))
+    stdout_console().print(_contents(document))
 
 
 def _needs() -> AbstractContextManager[None]:
