@@ -401,6 +401,9 @@ BROKEN = {
         '"normal"}}], "annotations": [{{"image_id": 1, "category_id": 1, "bbox": [5, 5, 9, 1]}}]}}': "is not within",
         "{{" + IMAGE + ', "categories": [{{"id": 1, "name": '
         '"odd"}}], "annotations": [{{"image_id": 1, "category_id": 1, "bbox": [1, 1, 2, 2]}}]}}': "is not a class",
+        "{{" + IMAGE + ', "categories": [{{"id": 1, "name": '
+        '"normal"}}], "annotations": [{{"image_id": 1, "category_id": 1, "iscrowd": 1, '
+        '"bbox": [1, 1, 2, 2]}}]}}': "around a crowd",
     },
     "label-studio": {
         "{{}}": "expected a list of tasks",
@@ -433,6 +436,7 @@ def test_what_is_purged_is_named_where_it_was_exported(tmp_path: Path) -> None:
     state = tmp_path / "state"
     ids = list(detections(state, 3))
     run("cases", "export", state, "--format", "yolo", "--out", tmp_path / "out")
+    run("cases", "export", state, "--format", "imagefolder", "--out", tmp_path / "without any of them")
     config = tmp_path / "agent.yaml"
     config.write_text("version: 1\nagent: {state_dir: state}\nmodels: {m: {edge: {file: m.onnx}}}\n")
     said = run("cases", "purge", config, ids[0])

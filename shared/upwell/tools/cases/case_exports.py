@@ -1,6 +1,6 @@
 """Writes cases for other tools, in their formats: a folder, complete or not there at all.
 
-Each format is a function that fills an existing folder and returns the number of cases left out, by reason. An index
+Each format is a function that fills an existing folder and returns the cases left out, with the reason. An index
 says which case went where, so that erased cases can be found there.
 """
 
@@ -13,7 +13,6 @@ import json
 import re
 import shutil
 import zipfile
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,8 +37,8 @@ Side: TypeAlias = Literal["cloud", "edge", "none"]
 _SUFFIXES = ((b"\xff\xd8\xff", ".jpg"), (b"\x89PNG\r\n\x1a\n", ".png"), (b"RIFF", ".webp"))
 _ORIENTATION = 0x0112
 
-LeftOut: TypeAlias = Counter[str]
-"""The number of cases left out of an export, by reason."""
+LeftOut: TypeAlias = Mapping[str, str]
+"""The reason for each case left out of an export, by its id."""
 
 _UNSAFE = re.compile(r'[\x00-\x1f\x7f"*/:<>?\\|%]')
 _MOST_NAME_BYTES = 200
@@ -404,7 +403,7 @@ def table_csv(task: ExportTask, folder: Path, _: str) -> LeftOut:
         writer.writerow(COLUMNS)
         for item in exported(task, folder, has_tensors=True):
             writer.writerow(_cells(item).values())
-    return Counter()
+    return {}
 
 
 def table_parquet(task: ExportTask, folder: Path, _: str) -> LeftOut:
@@ -425,7 +424,7 @@ def table_parquet(task: ExportTask, folder: Path, _: str) -> LeftOut:
     )
     columns = {name: [_plain(row[name]) if name in texts else row[name] for row in rows] for name in COLUMNS}
     pyarrow.parquet.write_table(pyarrow.table(columns, schema=schema), folder / "cases.parquet")
-    return Counter()
+    return {}
 
 
 def _plain(text: object) -> str:
@@ -459,7 +458,7 @@ def _written(label: Label | None) -> str:
 def _missing(items: Sequence[Exported], usable: Sequence[Exported]) -> LeftOut:
     kept = {item.facts.id for item in usable}
     left = [item for item in items if item.facts.id not in kept]
-    return Counter("no picture" if item.picture is None else "no label in this format" for item in left)
+    return {item.facts.id: "no picture" if item.picture is None else "no label in this format" for item in left}
 
 
 def _drop_pictures(folder: Path, usable: Sequence[Exported]) -> None:

@@ -263,6 +263,9 @@ def _labelled_box(name: object, x1: float, y1: float, x2: float, y2: float) -> L
     return LabelledBox(label=name, box=(x1, y1, x2, y2))
 
 
+_CROWD = "the box is around a crowd (iscrowd); expected one for each object"
+
+
 def _coco(path: Path, data: bytes) -> Found:
     document = _json(path, data, _EXPECTED["coco"])
     try:
@@ -279,7 +282,7 @@ def _coco(path: Path, data: bytes) -> Found:
             x, y, width, height = (float(value) for value in one["bbox"])
             w, h = float(image["width"]), float(image["height"])
             corners = (_rounded(x, w), _rounded(y, h), _rounded(x + width, w), _rounded(y + height, h))
-            box = _labelled_box(names[one["category_id"]], *corners)
+            box = _CROWD if one.get("iscrowd") else _labelled_box(names[one["category_id"]], *corners)
             if isinstance(box, str):
                 wrong[image["id"]] = f"annotations[{number}]: {box}"
             else:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -17,7 +18,7 @@ from upwell.edge.case_collection.collected_case import CaseFacts, CollectedCase
 from upwell.shared.errors import ConfigError, InvalidRequest, printable
 from upwell.shared.files import new_folder, read_file, write_named
 from upwell.shared.units import count_of
-from upwell.tools.cases.case_exports import FORMATS, ExportTask, LeftOut, Side, forget_in_exports, note_export
+from upwell.tools.cases.case_exports import FORMATS, ExportTask, Side, forget_in_exports, note_export
 from upwell.tools.cases.case_labels import IMPORTS, NOBODY_GAVE, import_labels, read_labels, write_labels
 from upwell.tools.cases.case_source import CaseLost, changing, open_source
 from upwell.tools.cases.cases_to_label import choose, features_of, hardness_of
@@ -54,7 +55,7 @@ def export(
     if format not in FORMATS:
         raise ConfigError.at(None, f"expected one of {', '.join(FORMATS)}, got {format!r}", "--format")
     source = open_source(cases)
-    found, left_out = _of_set(chosen(source, case_filter(tag, model, why)), which), LeftOut()
+    found, left_out = _of_set(chosen(source, case_filter(tag, model, why)), which), Counter[str]()
     if ids is not None:
         found, left_out[_NOT_THERE] = _listed(ids, found)
     if not found:
@@ -73,10 +74,10 @@ def export(
         task = ExportTask(found, read, read_labels(source.folder), side)
         unfit = FORMATS[format](task, folder, url)
         with changing(source.folder):
-            forget_in_exports(source.folder, task.lost, out.absolute())
-    number = len(found) - len(task.lost) - sum(unfit.values())
+            forget_in_exports(source.folder, {*task.lost, *unfit}, out.absolute())
+    number = len(found) - len(task.lost) - len(unfit)
     left_out[_LOST] = len(task.lost)
-    left_out += unfit
+    left_out += Counter(unfit.values())
     if as_json:
         typer.echo(json.dumps({"out": str(out), "format": format, "cases": number, "left_out": dict(left_out)}))
         return
