@@ -153,6 +153,13 @@ def test_arrays_reach_any_server_bit_for_bit(cli: Cli, serve: Serve, tmp_path: P
     assert "route" not in out  # a server that is no agent has none to tell
 
 
+def test_only_probabilities_are_classes_where_there_are_no_labels(cli: Cli, serve: Serve, tmp_path: Path) -> None:
+    np.savez(tmp_path / "in.npz", fp32=np.array([[0.1, 0.9]], np.float32), fp64=np.array([[0.6, -0.8]]))
+    _, out, _ = cli("echo", tmp_path / "in.npz", "--at", serve(FakeDataplane()))
+    assert "class 1: 0.900   class 0: 0.100" in out
+    assert "\n  0.6, -0.8" in out
+
+
 def test_a_url_is_asked_over_http(cli: Cli, tmp_path: Path) -> None:
     server = start_http_server(FakeDataplane(), ["127.0.0.1:0"], max_workers=4)
     np.savez(tmp_path / "inputs.npz", fp32=np.array([[0.1, -2.5]], np.float32))

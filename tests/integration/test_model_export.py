@@ -132,3 +132,9 @@ def test_a_missing_package_names_the_extra(weights: Path, in_process: InProcess)
     )
     assert (done.code, done.out) == (2, "")
     assert "pip install 'upwell[export]'" in done.err
+
+
+def test_missing_weights_are_said_in_words(tmp_path: Path, in_process: InProcess) -> None:
+    done = in_process("model", "export", name(Net), tmp_path / "w.safetensors", tmp_path / "model.onnx", *WIDTH)
+    assert (done.code, done.out) == (1, "")
+    assert done.err.strip() == "error: w.safetensors cannot be read: No such file or directory"

@@ -171,8 +171,10 @@ def reference(
     ] = "0s",
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Write reference.json: histograms of hardness, classes, brightness and sharpness, and mean and covariance of the
-    embedding (or else the logits), so that devices notice when their inputs or answers change.
+    """Write reference.json, by which devices notice when their inputs or answers change.
+
+    Holds histograms of hardness, classes, brightness and sharpness, and mean and covariance of the embedding (or else
+    the logits).
     """
     every_s = parsed("--every", every, parse_seconds)
     if not folder.is_dir():

@@ -28,6 +28,8 @@ from upwell.tools.terminal import AsJson, finite, key_values, parsed, plain, std
 
 _METADATA_LIMIT_S = 10.0
 _SHOWN_ROWS, _SHOWN_CLASSES, _SHOWN_VALUES = 10, 3, 8
+_SLACK = 0.05
+"""How far the sum of quantized probabilities may be from 1."""
 Labels: TypeAlias = Mapping[str, Sequence[str]]
 """The class names of each output."""
 _TAG_PREFIX = "upwell.tag."
@@ -166,9 +168,9 @@ def _times(facts: Mapping[str, Parameter], elapsed_s: float) -> str:
 
 
 def _output(array: Array, labels: Sequence[str]) -> Table:
-    """The best classes of each row of float scores [rows, classes]; of anything else the first values."""
+    """The best classes of each row of scores [rows, classes]; of anything else the first values."""
     table = Table.grid(padding=(0, 3))
-    if array.ndim != 2 or array.shape[1] < 2 or array.dtype.kind != "f":
+    if not _has_classes(array, labels):
         shown = array.ravel()[:_SHOWN_VALUES].tolist()
         more = ["…"] if array.size > _SHOWN_VALUES else []
         table.add_row(plain("  " + ", ".join([*(_value(value) for value in shown), *more])))
@@ -180,6 +182,14 @@ def _output(array: Array, labels: Sequence[str]) -> Table:
     if len(array) > _SHOWN_ROWS:
         table.add_row(f"  and {len(array) - _SHOWN_ROWS} more rows")
     return table
+
+
+def _has_classes(array: Array, labels: Sequence[str]) -> bool:
+    """Whether these are scores of classes: as many as there are labels, or probabilities. An embedding is neither."""
+    if array.ndim != 2 or array.shape[1] < 2 or array.dtype.kind != "f":
+        return False
+    sums = array.sum(axis=1, dtype=np.float64)
+    return len(labels) == array.shape[1] or bool((array >= 0).all() and (np.abs(sums - 1) <= _SLACK).all())
 
 
 def _value(value: Any) -> str:

@@ -9,6 +9,7 @@ from importlib.metadata import entry_points, version
 from pathlib import Path
 
 import pytest
+import typer
 
 from tests.in_process import InProcess
 
@@ -41,6 +42,15 @@ def test_help_names_every_command(upwell: InProcess) -> None:
     assert (done.code, done.err) == (0, "")
     for entry in entry_points(group="upwell.commands"):
         assert entry.name.partition(".")[0] in done.out
+
+
+def test_the_line_of_each_command_in_the_help_is_its_first_and_ends_there() -> None:
+    for entry in entry_points(group="upwell.commands"):
+        command = entry.load()
+        if not isinstance(command, typer.Typer):
+            first, _, rest = command.__doc__.partition("\n")
+            assert first, entry.name
+            assert not rest.partition("\n")[0].strip(), entry.name
 
 
 def test_help_of_a_group_names_its_commands(upwell: InProcess) -> None:

@@ -31,7 +31,9 @@ def open_weights(path: Path, framework: str) -> Iterator[Any]:
         check_header(path)
         with steady(path) as copy, safe_open(str(copy), framework=framework) as file:
             yield file
-    except (SafetensorError, OSError) as error:
+    except OSError as error:
+        raise ModelFailed(f"{path.name} cannot be read: {error.strerror or reason_of(error)}") from error
+    except SafetensorError as error:
         raise ModelFailed(f"{path.name} is not a readable safetensors file: {reason_of(error)}") from error
 
 

@@ -99,9 +99,7 @@ def _sink(sink: SinkSection) -> str:
 def schema(
     out: Annotated[Path | None, typer.Option(help="Write the schema to this file instead of standard output.")] = None,
 ) -> None:
-    """Print the JSON Schema of pipelines.yaml. Editors with a YAML language server use it to complete and check the
-    file.
-    """
+    """Print the JSON Schema of pipelines.yaml, by which YAML language servers of editors check the file."""
     text = json.dumps(editor_schema(PipelinesConfig, "Upwell pipelines"), indent=2, ensure_ascii=False) + "\n"
     if out is None:
         typer.echo(text, nl=False)

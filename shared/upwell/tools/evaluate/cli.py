@@ -28,6 +28,10 @@ from upwell.tools.evaluate.evaluation_run import EvaluationRun, Judged, answers_
 from upwell.tools.policy.simulate_cli import START, read_scene
 from upwell.tools.terminal import AsJson, plain, progress, share, stdout_console
 
+_CLOUD_IS_RIGHT = (
+    "Take the cloud's answer as correct for cases without a label. With --log, those that go up are then right anyway."
+)
+
 
 def evaluate(
     a: Annotated[
@@ -44,9 +48,7 @@ def evaluate(
         ),
     ],
     model: Annotated[str, typer.Option("--model", help="The model whose cases to use, if there are several.")] = "",
-    cloud_is_right: Annotated[
-        bool, typer.Option("--cloud-is-right", help="Take the cloud's answer as correct for cases without a label.")
-    ] = False,
+    cloud_is_right: Annotated[bool, typer.Option("--cloud-is-right", help=_CLOUD_IS_RIGHT)] = False,
     group: Annotated[str, typer.Option(help="Also report each value of this tag separately.")] = "",
     releases: Annotated[
         str, typer.Option(metavar="SOURCE", help="A and B are release numbers in this folder or https://….")
@@ -74,8 +76,10 @@ def evaluate(
     margin: Annotated[str, typer.Option(help="For --gate: the margin by which B may be worse.")] = "1%",
     as_json: AsJson = False,
 ) -> None:
-    """Compare two models or releases on the evaluation set of randomly sampled cases: accuracy over all requests with
-    95 % intervals, mAP for detectors, error for numbers; with --log also lateness, share sent to the cloud and cost.
+    """Compare two models or releases on the evaluation set of randomly sampled cases.
+
+    Reports accuracy over all requests with 95 % intervals, mAP for detectors, error for numbers; with --log also
+    lateness, share sent to the cloud and cost.
     """
     allowed, risk = share("--margin", margin), share("--max-risk", max_risk)
     if log is None and (policy or trace or uplink):

@@ -156,10 +156,10 @@ def split(
     data: Annotated[Path | None, typer.Option(metavar="FILE", help=_DATA)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Split MODEL into heads for the device and tails for the cloud, following a plan: real models of the same
-    format.
+    """Split MODEL into heads for the device and tails for the cloud, following a plan.
 
-    Heads of a .pt2 become ONNX or TFLite; its tails are for `--engine torch`, and contain no pickle and no code.
+    All are models of MODEL's format, but heads of a .pt2 become ONNX or TFLite. Its tails are for `--engine torch`, and
+    contain no pickle and no code.
 
     `upwell serve --models DIR/tails` serves the tails at once. `upwell partition verify DIR` checks the parts.
     """

@@ -64,9 +64,7 @@ def _warnings(policy: Policy, text: str, path: Path) -> list[Problem]:
 def schema(
     out: Annotated[Path | None, typer.Option(help="Write the schema to this file instead of standard output.")] = None,
 ) -> None:
-    """Print the JSON Schema of policy.yaml. Editors with a YAML language server use it to complete and check the
-    file.
-    """
+    """Print the JSON Schema of policy.yaml, by which YAML language servers of editors check the file."""
     text = json.dumps(policy_schema(), indent=2, ensure_ascii=False) + "\n"
     if out is None:
         typer.echo(text, nl=False)
