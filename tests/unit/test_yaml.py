@@ -284,7 +284,7 @@ def test_paths_start_where_the_file_is(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_however_much_is_wrong_the_text_is_bounded() -> None:
-    text = f"deadline: {'x' * 100_000}\n" + "".join(f"{'k' * 1000}{number}: 1\n" for number in range(300))
+    text = f"deadline: 1{'x' * 100_000}\n" + "".join(f"{'k' * 1000}{number}: 1\n" for number in range(300))
     with pytest.raises(ConfigError) as caught:
         parse_yaml(text, File)
     assert len(caught.value.problems) == 301
@@ -292,6 +292,12 @@ def test_however_much_is_wrong_the_text_is_bounded() -> None:
     assert len(lines) == 101
     assert len(lines[0]) == 4000
     assert lines[-1] == "and 201 more"
+
+
+def test_a_long_value_is_shown_by_its_beginning_also_where_a_validator_tells_of_it() -> None:
+    (problem,) = problems(f"deadline: {'x' * 3000}")
+    assert "got 'xxx" in problem
+    assert len(problem) < 200
 
 
 def test_only_some_of_very_many_errors_are_put_into_words(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,6 +76,10 @@ class _Found:
     at_key: bool = False
 
 
+_LONGEST = 60
+"""Characters of a value that a problem shows at most."""
+
+
 MAX_ERRORS = 1000
 """How many of pydantic's errors are put into words; more than anybody reads, and a few tenths of a second of work."""
 
@@ -168,6 +172,8 @@ def _problem(found: _Found, tree: Tree, path: Path | None) -> Problem:
         value = str(found.keys[-1])
         line, column = tree.find(found.keys[:-1])[0].keys.get(value, (line, column))
     message = found.message or f"expected {found.expected}, got {_shown(value)}{_quotes(found, value)}"
+    if isinstance(value, str) and len(value) > _LONGEST:  # a validator tells the whole of it
+        message = message.replace(repr(value)[1:-1], f"{repr(value)[1 : _LONGEST - 3]}...")
     return Problem(path, line, column, dotted(found.keys), message)
 
 
@@ -190,7 +196,7 @@ def _shown(value: object) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
     text = repr(without_secrets(value) if isinstance(value, str) else value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
 class _Walk:
