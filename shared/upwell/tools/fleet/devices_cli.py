@@ -51,9 +51,10 @@ def devices(
     print_found({"devices": found}, as_json, headings, map(_row, found))
 
 
-def _by_name(device: Mapping[str, Any]) -> tuple[object, ...]:
-    """As a person counts: gate-2 before gate-10."""
-    return *(int(one) if one.isdecimal() else one for one in re.split(r"(\d+)", device["name"])), device["id"]
+def _by_name(device: Mapping[str, Any]) -> tuple[list[int | str], str]:
+    """As a person counts: gate, gate2, gate10."""
+    parts = re.split(r"(\d+)", device["name"])
+    return [int(one) if one.isdecimal() else one for one in parts], device["id"]
 
 
 def _row(device: Mapping[str, Any]) -> tuple[object, ...]:
