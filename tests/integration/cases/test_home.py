@@ -221,6 +221,16 @@ def test_damaged_files_and_wrong_keys_are_named(tmp_path: Path) -> None:
     assert "odd.case" in str(done.exception)
 
 
+def test_an_erased_case_is_overwritten_on_disk_before_its_file_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"{'0' * 32}.case").write_bytes(b"a face")
+    synced: list[bytes] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.pread(descriptor, 100, 0)))
+    assert CaseFolder(tmp_path).erase(["0" * 32]) == 1
+    assert (synced, home(tmp_path)) == ([bytes(6)], [])
+
+
 def test_a_file_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     signature = CaseSignature(has_rows=False, inputs=(), outputs=())
     for digit, camera in (("0", "dock"), ("1", "gate")):

@@ -275,7 +275,8 @@ class CaseFolder:
         for path in doomed:
             with ConfigError.on_os_error(path, "cannot be erased"):
                 with path.open("r+b") as file:
-                    file.write(b"\0" * path.stat().st_size)
+                    file.write(bytes(path.stat().st_size))
+                    file.flush()
                     os.fsync(file.fileno())
                 path.unlink()
         return len({path.stem for path in doomed})
