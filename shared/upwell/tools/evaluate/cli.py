@@ -170,7 +170,7 @@ def _judged(cases: Path, model: str, *, by_cloud: bool) -> tuple[str, list[Judge
             cases, "there are no evaluation cases; collect some with `random` or `audit` in the policy"
         )
     models = sorted({facts.model for facts in found})
-    if every and not found:
+    if not found:
         known = ", ".join(sorted({facts.model for facts in every}))
         raise ConfigError.at(cases, f"there are no evaluation cases of {model!r}; there are some of {known}", "--model")
     if len(models) > 1:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -68,7 +67,7 @@ def calibrate(
     text = PolicyText(read_text(policy), policy)
     check_plot(plot)
     errors = stderr_console()
-    with errors.status("reading the log and choosing") if errors.is_terminal else nullcontext():
+    with errors.status("reading the log and choosing"):
         found, refused = _calibrations(_by_model(log, model), text, target)
     left_out = sorted({one.model for one in refused} - {one.model for one in found})
     if not left_out:

@@ -18,7 +18,7 @@ from typing import Any
 
 from securesystemslib.signer import CryptoSigner, SSlibKey
 from tuf.api.exceptions import RepositoryError
-from tuf.api.metadata import Key, Metadata, MetaFile, Root, Snapshot, TargetFile, Targets, Timestamp
+from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, TargetFile, Targets, Timestamp
 
 from upwell.edge.bundle.signing_keys import PrivateKey, load_public_key
 from upwell.edge.updates.releases.release_document import (
@@ -341,11 +341,6 @@ class RepositoryEditor:
 def sequences(targets: Targets) -> list[int]:
     """The releases in the targets, the newest last."""
     return sorted(found for path in targets.targets if (found := sequence_of(path)) is not None)
-
-
-def fingerprint(key: Key) -> str:
-    """A key in the form shown to users."""
-    return key.keyid[:16]
 
 
 def mirror(editor: RepositoryEditor, to: Path) -> None:

@@ -319,16 +319,12 @@ def wheelhouse(
     for option, path in (("--upwell", upwell), ("--constraint", constraint)):
         if path is not None and not path.is_file():
             raise ConfigError.at(path, "no such file", option)
-    from importlib.metadata import version
-
     asked = UpwellAsked(version("upwell"), upwell, tuple(extras.split(",")))
     with progress() as bar:
         bar.add_task(f"wheels for {target.tag}", total=None)
         found = collect(folder, asked, target, constraint)
     size_bytes = sum(one.stat().st_size for one in folder.glob("*.whl"))
     if as_json:
-        import json
-
         wheels = [{"name": one.name, "version": one.version, "sha256": one.sha256} for one in found]
         typer.echo(json.dumps({"target": target.tag, "wheels": wheels, "size_bytes": size_bytes}))
         return
