@@ -163,19 +163,20 @@ def delete_rows(connection: sqlite3.Connection, table: str, ids: Sequence[str | 
     """
     gone, left = 0, deque(ids)
     while left:
-        began_s = time.monotonic()
         connection.execute("BEGIN IMMEDIATE")
+        began_s = time.monotonic()  # a wait for the agent is no time held
         while left and time.monotonic() - began_s < _LOCKED_S:
             gone += connection.execute(f"DELETE FROM {table} WHERE {key} = ?", (left.popleft(),)).rowcount  # noqa: S608 (our own names)
         connection.execute("COMMIT")
         _let_others_write(began_s)
     while _free_pages(connection):
-        began_s, before = time.monotonic(), _free_pages(connection)
         connection.execute("BEGIN IMMEDIATE")
+        began_s, before = time.monotonic(), _free_pages(connection)
         while _free_pages(connection) and time.monotonic() - began_s < _LOCKED_S:
             connection.execute("PRAGMA incremental_vacuum(1)").fetchall()  # it frees one, whatever is asked for here
+        frees = _free_pages(connection) < before
         connection.execute("COMMIT")
-        if _free_pages(connection) >= before:
+        if not frees:
             break
         _let_others_write(began_s)
     return gone

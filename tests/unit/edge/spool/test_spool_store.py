@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +249,33 @@ def test_an_agent_can_write_while_somebody_else_purges(
         assert delete_rows(other, "items", ids) == 5
         assert other.execute("PRAGMA freelist_count").fetchone() == (0,)
     assert rests
+    assert waiting(store) == []
+
+
+def test_a_purge_gets_on_however_long_it_waits_for_the_agent(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait for the lock counted as time that it was held: nothing was deleted then, and no space given back."""
+    now_s: list[float] = [0.0]
+    rests: list[float] = []
+
+    class Waiting(sqlite3.Connection):
+        def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
+            now_s[0] += 0.5 if sql == "BEGIN IMMEDIATE" else 0.0
+            return super().execute(sql, *parameters)
+
+    def rest(duration_s: float) -> None:
+        rests.append(duration_s)
+        assert len(rests) < 10, "it would go on for ever"
+
+    ids = [f"{number:02}" for number in range(FIT)]
+    add(store, *map(stored, ids))
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Waiting))
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(time, "sleep", rest)
+    with opened(tmp_path / "spool.db", len(SCHEMA)) as other:
+        assert delete_rows(other, "items", ids) == FIT
+        assert other.execute("PRAGMA freelist_count").fetchone() == (0,)
     assert waiting(store) == []
 
 
