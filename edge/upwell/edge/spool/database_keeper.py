@@ -123,11 +123,17 @@ class Keeper(Generic[StoreT]):
                     break
             try:
                 self._serve(group or [_Job(lambda _: None, Future(), 0)])  # expired cases must go even without requests
+                self._try_to_write()
             finally:
                 with self._news:
                     self._waiting_bytes -= sum(job.size_bytes for job in group)
         if self._store is not None:
             self._store.close()
+
+    def _try_to_write(self) -> None:
+        """See whether what could not be written can be again: it may be days until a case tells."""
+        if self._health.may_be_well:
+            self._serve([_Job(lambda store: store.write_nothing(), Future(), 0)])
 
     def _serve(self, group: Sequence[_Job]) -> None:
         try:

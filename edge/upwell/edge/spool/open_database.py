@@ -235,6 +235,11 @@ class DatabaseHealth:
         """The problem; empty if there is none."""
         return "" if self._is_well else f"{self._name} cannot be written; {self._loss}"
 
+    @property
+    def may_be_well(self) -> bool:
+        """Whether it could not be used, and a write that succeeds now would show that it can be again."""
+        return not self._is_well and time.monotonic() - self._failed_at_s >= WELL_AFTER_S
+
     def note_failed(self, error: Exception) -> None:
         """Note that it could not be used."""
         self._failed_at_s = time.monotonic()
@@ -244,6 +249,6 @@ class DatabaseHealth:
 
     def note_written(self) -> None:
         """Note that a write succeeded. Reading proves nothing, since a full disk can be read."""
-        if not self._is_well and time.monotonic() - self._failed_at_s >= WELL_AFTER_S:
+        if self.may_be_well:
             self._is_well = True
             _log.warning("%s can be written again", self._name)

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.scene import until
 from upwell.edge.case_collection.case_database import CaseStore
+from upwell.edge.spool import database_keeper, open_database
 from upwell.edge.spool.database_keeper import Keeper, KeptDatabase
 from upwell.edge.spool.spooled_request import SpoolUnavailable
 
@@ -46,4 +48,23 @@ def test_who_reads_waits_no_longer_than_it_can_for_a_disk_that_hangs(tmp_path: P
         assert keeper.ask(CaseStore.held, 60) == (0, 0)
     finally:
         may_go_on.set()
+        keeper.close()
+
+
+def test_a_database_that_can_be_written_again_is_well_although_nothing_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else health would say for days, until there is a case, that none can be kept."""
+    for name in ("EXPIRE_S", "REOPEN_S"):
+        monkeypatch.setattr(database_keeper, name, 0.01)
+    monkeypatch.setattr(open_database, "WELL_AFTER_S", 0.0)
+    path = tmp_path / "cases.db"
+    path.mkdir()
+    keeper = Keeper(KeptDatabase("cases", path, CaseStore.open, lambda _: None, "nothing is kept"))
+    try:
+        until(lambda: "cases.db cannot be written; nothing is kept" in keeper.problem)
+        path.rmdir()
+        until(lambda: not keeper.problem)
+        assert keeper.ask(CaseStore.held, 60) == (0, 0)
+    finally:
         keeper.close()
