@@ -19,7 +19,7 @@ from upwell.edge.models.edge_model import EdgeModel, ServedModel
 from upwell.edge.server.agent_core import AgentCore
 from upwell.edge.updates.model_versions.model_switching import ModelSwitching
 from upwell.edge.updates.releases.device_floor import DeviceFloor
-from upwell.edge.updates.releases.fleet_choice import FleetChoice
+from upwell.edge.updates.releases.fleet_choice import FleetChoice, KeptFleetChoice
 from upwell.edge.updates.releases.release_control import ReleaseControl
 from upwell.edge.updates.releases.release_document import Payload, ReleaseDocument, parse_document
 from upwell.edge.updates.releases.release_source import ReleaseSource
@@ -247,3 +247,15 @@ def test_a_first_device_side_leaves_with_the_rejected_release_that_brought_it() 
         assert sides(asked.infer(rows_of(SURE))) == "c"
         assert asked.agent.health() == []
         until(lambda: blocked == [2])
+
+
+def test_the_first_choice_ever_heard_is_still_the_first_after_a_restart(tmp_path: Path) -> None:
+    """It may be older than what the device took by itself, and hold only from tonight on."""
+    first = FleetChoice(sequence=1, not_before_unix_s=1e12)
+    assert KeptFleetChoice(tmp_path / "choice.json").keep(first)
+    again = KeptFleetChoice(tmp_path / "choice.json")
+    assert (again.now, again.is_first) == (first, True)
+    assert not again.keep(first)
+    assert again.is_first
+    assert again.keep(FleetChoice(sequence=2))
+    assert (again.is_first, KeptFleetChoice(tmp_path / "choice.json").is_first) == (False, False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -22,14 +23,16 @@ class FleetChoice(BaseModel):
 
 
 class KeptFleetChoice:
-    """A choice that survives the process. Thread-safe. `is_first`: no other was heard before, ever."""
+    """A choice that survives the process. Thread-safe. `is_first`: no other was heard before, ever.
+
+    That survives, too, since a choice may hold only from tonight on.
+    """
 
     def __init__(self, path: Path) -> None:
         self._is_awaited = not path.exists()
-        self.is_first = False
         self._file = StateFile(path, "the choice of a release", "the newest is taken")
         self._lock = threading.Lock()
-        self._choice = self._file.read(FleetChoice.model_validate, FleetChoice())
+        self._choice, self.is_first = self._file.read(_parsed, (FleetChoice(), False))
 
     @property
     def now(self) -> FleetChoice:
@@ -43,5 +46,9 @@ class KeptFleetChoice:
             if is_news or self._is_awaited:
                 self.is_first, self._is_awaited = self._is_awaited, False
                 self._choice = choice
-                self._file.write(choice.model_dump())
+                self._file.write({**choice.model_dump(), "is_first": self.is_first})
             return is_news
+
+
+def _parsed(kept: Any) -> tuple[FleetChoice, bool]:
+    return FleetChoice.model_validate(kept), kept.get("is_first") is True
