@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +17,7 @@ from upwell.edge.runtimes.runtime_options import AcceleratorOptions
 from upwell.shared.errors import ConfigError, InvalidRequest, ModelFailed
 from upwell.shared.tensors import Array, TensorSpec
 
+Function = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 MUST = AcceleratorOptions(provider="npu", require="must")
 PREFER = AcceleratorOptions(provider="npu")
 
@@ -85,8 +86,8 @@ def test_a_model_file_that_has_gone_says_so() -> None:
 class Small(FakeRuntime):
     """An accelerator with room for four rows."""
 
-    def __init__(self, spec: TensorSpec) -> None:
-        super().__init__(lambda inputs: inputs, [spec], [spec], placement=Placement("npu", 1, 1))
+    def __init__(self, spec: TensorSpec, function: Function = lambda inputs: inputs) -> None:
+        super().__init__(function, [spec], [spec], placement=Placement("npu", 1, 1))
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         if len(inputs.get("x", ())) > 4:
@@ -110,6 +111,22 @@ def test_only_the_shapes_that_an_accelerator_refuses_run_on_the_cpu(caplog: pyte
     runtime.close()
     with pytest.raises(ModelFailed):
         runtime.run({"x": np.ones(5, np.float32)})
+
+
+def test_an_accelerator_is_kept_for_a_model_that_takes_no_size_of_1() -> None:
+    """A convolution refuses less than its own width, wherever it runs."""
+
+    def convolved(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        if inputs["x"].shape[1] < 5:
+            raise ValueError("narrower than the kernel")
+        return inputs
+
+    x = TensorSpec("x", "FP32", (-1, -1))
+    on_cpu = FakeRuntime(convolved, [x], [x])
+    runtime = FallbackRuntime(Path("m.onnx"), Small(x, convolved), lambda: on_cpu)
+    for rows, runs in ((5, 1), (4, 1), (5, 2)):
+        assert len(runtime.run({"x": np.ones((rows, 8), np.float32)})["x"]) == rows
+        assert (on_cpu.runs, runtime.placement.nodes_on_accelerator) == (runs, 1)
 
 
 def test_an_accelerator_that_refuses_ever_more_shapes_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

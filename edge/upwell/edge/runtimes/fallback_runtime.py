@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from upwell.edge.runtimes.base import Runtime, Shapes
-from upwell.edge.runtimes.input_check import blank
+from upwell.edge.runtimes.input_check import blank, run_on_zeros
 from upwell.edge.runtimes.placement import AcceleratorFailed
 from upwell.shared.errors import ConfigError, ModelFailed, UpwellError
 from upwell.shared.tensors import Array
@@ -102,7 +102,11 @@ class FallbackRuntime:
         smallest = tuple(tuple(1 if size < 0 else size for size in spec.shape) for spec in self.inputs)
         if failure.is_of_shapes is False or shapes == smallest or len(self._refused) >= _MOST_REFUSED:
             return False
-        return self._runs(smallest) and (failure.is_of_shapes or not self._runs(shapes))
+        try:
+            run_on_zeros(self._runtime)
+        except UpwellError:
+            return False
+        return failure.is_of_shapes or not self._runs(shapes)
 
     def _runs(self, shapes: Shapes) -> bool:
         """Whether the accelerator runs zeros of these shapes."""
