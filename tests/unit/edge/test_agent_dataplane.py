@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.unit.edge.agents import MAX_MESSAGE_BYTES, MODEL, SURE, UNSURE, rows_of, scene, sides
+from tests.unit.edge.agents import MAX_MESSAGE_BYTES, MODEL, SURE, UNSURE, edge_model, rows_of, scene, sides
 from upwell.edge.models.edge_model import ServedModel
 from upwell.edge.server.agent_core import AgentCore
 from upwell.edge.server.agent_dataplane import AgentDataplane
@@ -18,6 +18,7 @@ from upwell.shared.config.security import ClientSecurity
 from upwell.shared.errors import CloudFailed, DeadlineExceeded, InvalidRequest, ModelNotFound, Unavailable
 from upwell.shared.oip.class_labels import LABELS, take_labels
 from upwell.shared.oip.dataplane import Call, InferRequest, Parameter
+from upwell.shared.oip.introspection import MAX_ROWS
 from upwell.shared.routing.policy.policy import Policy
 from upwell.shared.tensors import TensorSpec
 
@@ -122,6 +123,12 @@ def test_metadata_is_the_signature() -> None:
         assert (found.name, found.versions, found.platform) == (MODEL, ("1",), "upwell_fake")
         specs = (TensorSpec("fp32", "FP32", (-1, 3)), TensorSpec("fp64", "FP64", (-1, 1)))
         assert (found.inputs, found.outputs) == (specs, specs)
+
+
+@pytest.mark.parametrize(("rows", "most"), [(True, MAX_ROWS), (False, 0)])
+def test_a_model_without_rows_tells_triton_s_clients_of_no_batches(rows: bool, most: int) -> None:
+    with scene(edge=edge_model(rows=rows)) as at:
+        assert AgentDataplane(at.agent).config(MODEL).max_rows == most
 
 
 def test_metadata_of_a_model_in_the_cloud_is_what_the_cloud_says_under_the_name_here() -> None:

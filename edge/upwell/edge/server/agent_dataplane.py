@@ -148,10 +148,12 @@ class AgentDataplane(Dataplane):
 
     def config(self, model: str, version: str = "") -> ModelConfig:
         """See `Introspection.config`. The placement is the runtime's, the queue the agent's."""
-        found = self.metadata(model, version)
+        found, entry = self.metadata(model, version), self._agent.model(model).entry_model
+        has_rows = entry is None or entry.signature.has_rows
         return ModelConfig(
-            model, found.versions, found.platform, "upwell", found.inputs, found.outputs, placement="KIND_MODEL"
-        )
+            model, found.versions, found.platform, "upwell", found.inputs, found.outputs,
+            placement="KIND_MODEL", max_batch=int(has_rows),
+        )  # fmt: skip
 
     def statistics(self, model: str = "", version: str = "") -> Sequence[ModelStatistics]:
         """See `Introspection.statistics`. `compute` is the run on the device, or in the cloud if the device did not
