@@ -64,6 +64,18 @@ def test_all_that_is_wrong_with_a_file_is_said_at_once(tmp_path: Path, in_proces
         assert wrong in ended.err
 
 
+def test_a_metrics_port_in_use_is_said_before_any_model_is_looked_for(tmp_path: Path, in_process: InProcess) -> None:
+    path = tmp_path / "cloud.yaml"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        path.write_text(f"serve: {{listen: ['127.0.0.1:0'], models: {tmp_path}, metrics: '{address}'}}\n")
+        ended = in_process("serve", "-c", path)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.endswith(f"serve.metrics: cannot listen on {address}: it is in use by another program\n")
+
+
 @pytest.mark.slow
 def test_settings_of_what_is_not_there_are_said_with_the_file_that_holds_them(tmp_path: Path, repository: Path) -> None:
     path = tmp_path / "cloud.yaml"

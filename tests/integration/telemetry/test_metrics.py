@@ -130,4 +130,4 @@ def test_a_port_that_is_taken_is_a_problem_of_the_configuration(tmp_path: Path) 
         for workers in (1, 2):
             with Program(["serve", "-c", str(write(tmp_path, metrics=taken, workers=workers))]) as other:
                 assert other.wait() == 2
-                assert f"serve.metrics: cannot listen on {taken}: Address already in use" in "".join(other.lines)
+                assert f"serve.metrics: cannot listen on {taken}: " in "".join(other.lines)

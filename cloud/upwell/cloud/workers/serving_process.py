@@ -120,12 +120,14 @@ def _run_alone(config: CloudConfig, console: Console) -> None:
     faulthandler.enable(_STDERR)  # a crash then names the model (`named_calls`)
     for address in (*config.serve.listen, *config.serve.listen_http):
         check_free(parse_address(address))  # again before listening, since loading may take minutes
+    metrics = config.serve.metrics
+    if metrics:
+        check_free(parse_address(metrics), "serve.metrics")
     if config.serve.fast_path == "auto":
         switch_on()
     process = ServingProcess(config, console, on_device_lost=partial(os.kill, os.getpid(), signal.SIGTERM))
     stop = StopSignals()
     try:
-        metrics = config.serve.metrics
         page = serve_metrics(metrics, process.telemetry.snapshots) if metrics else ""
         announce(console, process.models, replace(process.start(), metrics=page))
         systemd = Systemd.of_environment()

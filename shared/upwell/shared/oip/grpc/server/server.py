@@ -173,8 +173,11 @@ def _listen(server: grpc.Server, address: Address, credentials: grpc.ServerCrede
     return str(address if address.socket_path is not None else Address(address.host, port))
 
 
-def check_free(address: Address) -> None:
-    """Try to bind the address before gRPC does, which would not say why it failed. Raises `ConfigError`."""
+def check_free(address: Address, key: str = "") -> None:
+    """Try to bind the address of the configuration's `key` before gRPC does, which would not say why it failed.
+
+    Raises `ConfigError`.
+    """
     try:
         if address.socket_path is None:
             _try_port(address.host, address.port)
@@ -182,7 +185,7 @@ def check_free(address: Address) -> None:
             _try_socket(address.socket_path)
     except OSError as error:
         reason = "it is in use by another program" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
-        raise ConfigError.at(None, f"cannot listen on {address}: {reason}") from None
+        raise ConfigError.at(None, f"cannot listen on {address}: {reason}", key) from None
 
 
 def _try_port(host: str, port: int) -> None:
