@@ -79,6 +79,16 @@ def test_links_may_lead_about_inside_the_repository_but_not_out_of_it(tmp_path: 
         _ = outside.description
 
 
+def test_a_model_or_version_that_is_a_link_to_nowhere_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(tmp_path, "m", "1", "model.onnx")
+    for link in ("gone", "m/2", "m/latest", ".hidden"):
+        (tmp_path / link).symlink_to(tmp_path / "unmounted")
+    assert [(one.name, one.version) for one in scan(tmp_path)] == [("m", 1)]
+    assert caplog.messages == [f"{one} is not served: it is a link that leads nowhere" for one in ("gone", "m/2")]
+
+
 @pytest.mark.parametrize("name", ["model.onnx", "model.yaml"])
 def test_what_is_no_plain_file_is_refused_unread(tmp_path: Path, name: str) -> None:
     put(tmp_path, "m", "1", "other")

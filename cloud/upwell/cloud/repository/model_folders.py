@@ -25,6 +25,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 NAMES = "a model's name has letters, digits, '.', '_' and '-', at most 100"
 _VERSION = re.compile(r"0|[1-9][0-9]{0,17}")
 _SHOWN = 5
+_LEADS_NOWHERE = "%s is not served: it is a link that leads nowhere"
 
 Versions: TypeAlias = Literal["latest", "all"] | tuple[int, ...]
 """The versions of a model to serve."""
@@ -109,14 +110,16 @@ class ModelFolder:
 def scan(root: Path) -> list[ModelFolder]:
     """Every version of every model under `root`, by name and version.
 
-    A model without a version, with an unreadable folder or with a name that is not valid for a model is left out with a
-    warning; hidden files and folders are ignored. Raises `ConfigError` if `root` is not a readable folder or holds no
-    version.
+    A link that leads nowhere, and a model without a version, with an unreadable folder or with a name that is not valid
+    for a model, is left out with a warning; hidden files and folders are ignored. Raises `ConfigError` if `root` is not
+    a readable folder or holds no version.
     """
     if not root.is_dir():
         raise ConfigError.at(root, "no such folder; expected a model repository: <name>/<version>/model.onnx")
     with ConfigError.on_os_error(root, "cannot be read"):
-        names = model_names(root)
+        names, dangling = model_names(root), _dangling(root)
+    for name in filter(NAME.fullmatch, dangling):
+        _log.warning(_LEADS_NOWHERE, name)
     found = [version for name in names for version in _versions_or_warning(root, name)]
     for name in sorted({one.name for one in found if not NAME.fullmatch(one.name)}):
         warn_of_name(name)
@@ -157,10 +160,12 @@ def select(folders: Sequence[ModelFolder], versions: Versions) -> list[ModelFold
 
 def _versions_or_warning(root: Path, name: str) -> list[ModelFolder]:
     try:
-        found = versions_of(root, name)
+        found, dangling = versions_of(root, name), _dangling(root / name)
     except OSError as error:
         _log.warning("%s is not served: its folder cannot be read: %s", name, error.strerror)
         return []
+    for version in filter(_VERSION.fullmatch, dangling):
+        _log.warning(_LEADS_NOWHERE, f"{name}/{version}")
     if not found:
         _log.warning("%s is not served: no version in it; expected %s/1/model.onnx", name, name)
     return found
@@ -168,6 +173,12 @@ def _versions_or_warning(root: Path, name: str) -> list[ModelFolder]:
 
 def _folders(parent: Path) -> Iterator[Path]:
     return (one for one in parent.iterdir() if one.is_dir() and not one.name.startswith("."))
+
+
+def _dangling(folder: Path) -> list[str]:
+    """The links in a folder that lead nowhere, sorted."""
+    links = (one for one in folder.iterdir() if one.is_symlink() and not one.name.startswith("."))
+    return sorted(one.name for one in links if not one.exists())
 
 
 def _states(folder: Path, *, deep: bool) -> Iterator[tuple[str, int, int, int]]:
