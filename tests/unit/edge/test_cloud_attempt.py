@@ -97,6 +97,19 @@ def test_what_is_given_up_frees_the_link_over_http_alone(scheme: str, frees: boo
             server.stop(0.0)
 
 
+def test_why_nothing_could_be_sent_is_told_and_the_words_of_the_cloud_are_not() -> None:
+    def detail(it: UplinkSender) -> str:
+        it.ask(decision())
+        failed = it.cell.outcomes[-1]
+        assert isinstance(failed, CloudCallFailed)
+        return failed.detail
+
+    with clouds(FakeDataplane(failure=Unavailable("the request says 42"))) as it:
+        assert detail(it) == ""
+    with sender(["127.0.0.1:1"]) as it:
+        assert "failed to connect" in detail(it)
+
+
 def test_what_cannot_be_sent_frees_its_probe_and_nothing_is_said_to_be_sent() -> None:
     with clouds(FakeDataplane()) as it:
         with pytest.raises(InvalidRequest):

@@ -145,6 +145,16 @@ def test_a_model_that_fails_is_named_in_the_log(caplog: pytest.LogCaptureFixture
     ]
 
 
+def test_why_the_cloud_cannot_be_reached_is_in_the_log_on_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    cell = RouterService(policy(UP))
+    for _ in range(3):
+        cell.observe(CloudCallFailed("m", Reason.CLOUD_CERTIFICATE, detail="it has expired\n" + 1000 * "x"))
+    (message,) = caplog.messages
+    assert message.startswith("the cloud is failing (the whole service, cloud_certificate: 'it has expired\\nx")
+    assert "\n" not in message
+    assert len(message) < 650
+
+
 def test_quick_runs_are_learnt_together_and_a_slow_one_by_the_next_decision() -> None:
     cell = RouterService(Policy())
     for _ in range(3):

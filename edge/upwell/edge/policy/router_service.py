@@ -51,6 +51,8 @@ more than the decision. A model's first run is learned at once, and so is whatev
 MOST_LOGGED = 100
 """Maximum number of remembered log lines about calibrations."""
 
+_LONGEST = 500
+
 _Carried: TypeAlias = Sequence[Calibration]
 _NOTHING: Mapping[str, _Carried] = MappingProxyType({})
 _NOBODY: Mapping[str, ModelPair] = MappingProxyType({})
@@ -407,6 +409,8 @@ def _log_changes(outcome: Outcome, interface: str, before: Mapping[str, Breaker]
         was_open = key in before and before[key].is_open
         if breaker.is_open and not was_open:
             why = f", {outcome.reason.value}" if isinstance(outcome, CloudCallFailed) else ""
+            if isinstance(outcome, CloudCallFailed) and outcome.detail:
+                why += f": {outcome.detail[:_LONGEST]!r}"
             text = "the cloud is failing%s (%s%s): answering on the device and probing"
             _log.warning(text, over, key or "the whole service", why)
         elif was_open and not breaker.is_open:

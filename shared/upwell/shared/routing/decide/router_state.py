@@ -315,7 +315,8 @@ class CloudCallFailed:
     """The cloud was asked and gave no usable answer in time. `probes` are those of the decision.
 
     `waited_s` is the time waited if the failure is a timeout, and `chance` the predicted probability of an answer in
-    time, 1 if unknown. `frees_link`: unsent data was dropped.
+    time, 1 if unknown. `frees_link`: unsent data was dropped. `detail`: why nothing could be sent, else "",
+    since the words of a cloud may quote the request.
     """
 
     model: str
@@ -326,6 +327,7 @@ class CloudCallFailed:
     chance: float = 1.0
     frees_link: bool = False
     interface: str = ""
+    detail: str = ""
 
 
 @value_class

@@ -348,6 +348,7 @@ class CloudAttempt:
                 chance,
                 frees_link,
                 decision.interface,
+                miss.detail if miss.is_unsent else "",
             )
         )
         if miss.retry_after_s is not None:
