@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.unit.edge.agents import MODEL, SURE, UNSURE, Scene, busy, edge_model, policy, rows_of, scene, sides
+from tests.unit.edge.schedulers import PATIENT_S, until
 from upwell.edge import Answer
 from upwell.edge.models.edge_model import ServedModel
 from upwell.edge.observe.flight_recorder import FlightRecorder
@@ -278,6 +280,22 @@ def test_a_busy_device_does_not_delay_the_answer_of_the_cloud() -> None:
             took_s = time.monotonic() - begin_s
         assert facts(answer) == (Plan.CLOUD, Route.CLOUD, Reason.EDGE_BUSY, False)
         assert took_s < 3.0, "the cloud's answer was there after milliseconds"
+
+
+def test_a_stand_in_that_waits_for_a_busy_device_does_not_delay_the_answer_of_the_cloud() -> None:
+    with scene(UP.replace("5s", "60s")) as at, ThreadPoolExecutor(1) as pool:
+        at.teach(edge_s=50.0)
+        at.cloud.hold()
+        assert at.edge is not None
+        queue = at.edge.scheduler.queue
+        with busy(at.edge):
+            asked = pool.submit(at.infer, rows_of(SURE))
+            until(lambda: bool(queue.waiting))
+            at.cloud.release()
+            answer = asked.result(PATIENT_S)
+            assert (queue.waiting, queue.slots, len(queue.running)) == ([], [], 1)
+        assert facts(answer) == (Plan.CLOUD, Route.CLOUD, Reason.RULE, False)
+        assert at.runtime.runs == 0
 
 
 def test_a_slow_device_does_not_delay_the_answer_of_the_cloud() -> None:

@@ -9,12 +9,13 @@ import signal
 import sys
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from queue import SimpleQueue
 
 import pytest
 
 from tests.unit.edge.schedulers import PATIENT_S, assert_free, holding, stressed, until
-from upwell.edge.admission.edf_scheduler import EdfScheduler
+from upwell.edge.admission.edf_scheduler import EdfScheduler, RunWithdrawn
 from upwell.shared.errors import DeadlineExceeded, Refused
 from upwell.shared.routing.scheduling.run_request import RunRequest
 
@@ -183,6 +184,32 @@ def test_a_turn_that_is_handed_on_in_the_moment_of_the_timeout_is_not_lost() -> 
                 with scheduler.acquire(time.monotonic() + 2e-5):
                     pass
             except DeadlineExceeded:
+                pass
+        assert scheduler.queue.ahead == 0
+    assert_free(scheduler)
+
+
+def test_news_ends_the_wait_for_a_turn_but_no_turn() -> None:
+    scheduler, news = EdfScheduler(), SimpleQueue[bool]()
+    news.put(False)
+    with holding(scheduler):
+        with pytest.raises(RunWithdrawn), scheduler.acquire(math.inf, RunRequest(), news):
+            pytest.fail("the device was held twice")
+        assert scheduler.queue.ahead == 1
+    news.put(False)
+    with scheduler.acquire(math.inf, RunRequest(), news):
+        assert scheduler.queue.ahead == 1
+    assert_free(scheduler)
+
+
+def test_a_turn_that_is_handed_on_in_the_moment_of_the_news_is_not_lost() -> None:
+    scheduler = EdfScheduler()
+    for _ in range(300):
+        news = SimpleQueue[bool]()
+        with holding(scheduler) as release:
+            release.set()
+            news.put(False)
+            with suppress(RunWithdrawn), scheduler.acquire(math.inf, RunRequest(), news):
                 pass
         assert scheduler.queue.ahead == 0
     assert_free(scheduler)

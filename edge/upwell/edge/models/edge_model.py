@@ -29,6 +29,8 @@ from upwell.shared.tensors import Array, TensorSpec, is_float, numpy_dtype
 from upwell.shared.value_classes import value_class
 
 if TYPE_CHECKING:
+    from queue import SimpleQueue
+
     from upwell.edge.runtimes.device_lock import DeviceLock
     from upwell.shared.partition.split.split_file import CutFacts
     from upwell.shared.routing.drift.drift_reference import DriftReference
@@ -202,14 +204,15 @@ class EdgeModel:
         deadline_s: float,
         run_request: RunRequest = _ANY,
         note_prepared: NotePrepared | None = None,
+        news: SimpleQueue[bool] | None = None,
     ) -> EdgeRun:
         """Answer inputs that passed `signature.check_inputs` on the device, in the caller's thread.
 
-        `note_prepared` is called before the model runs, and what it raises ends the run. Raises `Refused`, `Superseded`
-        and `DeadlineExceeded` as `EdfScheduler.acquire` does, `InvalidRequest` for a picture that cannot be decoded and
-        `ModelFailed` if the runtime fails.
+        `note_prepared` is called before the model runs, and what it raises ends the run. Raises `Refused`,
+        `Superseded`, `DeadlineExceeded` and, if there is `news`, `RunWithdrawn` as `EdfScheduler.acquire` does,
+        `InvalidRequest` for a picture that cannot be decoded and `ModelFailed` if the runtime fails.
         """
-        with self.scheduler.acquire(deadline_s, run_request):
+        with self.scheduler.acquire(deadline_s, run_request, news):
             trial = self.trial
             if trial is None:
                 return self._run_checked(inputs, note_prepared)

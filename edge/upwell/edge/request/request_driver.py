@@ -17,6 +17,7 @@ from queue import Empty, SimpleQueue
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from upwell.edge.admission.edf_scheduler import RunWithdrawn
 from upwell.edge.models.edge_model import EdgeModel, HeadOutput, NotFinite, ServedModel
 from upwell.edge.policy.router_service import RouterService
 from upwell.edge.request.answer import Answer, build_answer
@@ -201,7 +202,7 @@ class RequestDriver:
         assert first is not None  # noqa: S101  what is turned away was decided about
         self._context.admission.give_back(facts.model, first.verdict.settings, facts.tags)
 
-    def _run_edge(self, action: RunEdge) -> float:
+    def _run_edge(self, action: RunEdge) -> float | list[CallEnded]:
         edge, rows = self._model.edge, action.rows
         assert edge is not None  # noqa: S101  asked for only where there is one
         owed = replace(self._run_request, is_owed=True) if action.is_owed else self._run_request
@@ -211,7 +212,10 @@ class RequestDriver:
         if self._flow.signals.pictures is not None:
             prepared = self._preparation(edge, inputs, action.deadline_s, run_request)
             run_request = prepared.run_request
-        run = edge.run(inputs, action.deadline_s, run_request, prepared)
+        try:
+            run = edge.run(inputs, action.deadline_s, run_request, prepared, self._news if action.is_owed else None)
+        except RunWithdrawn:
+            return self._wait(Wait(-math.inf))
         if self._context.trace is not None:
             add_run(self._context.trace, EDGE, len(rows), run.duration_s)
         self._edge_s, self._edge_digest = (self._edge_s or 0.0) + run.duration_s, run.digest

@@ -150,6 +150,39 @@ def test_the_place_on_the_device_that_a_request_held_is_free_once_the_cloud_has_
     assert second.latency_s == pytest.approx(0.1)
 
 
+def busy_for_longer_than_predicted(
+    script: CloudScript, patience: str = "on_cloud_failure: edge"
+) -> list[SimulatedOutcome]:
+    """A large request, and a small one that comes 150 ms later. The device has another run until 160 ms instead of 40,
+    so that the run that would stand in for the cloud from 80 ms on waits."""
+    small = {"size_bytes": 100, "edge_s": 0.05}
+    lines = [line(0.0, **small), line(1.0, **{**small, "edge_s": 0.17}), line(1.01, edge_s=0.05), line(1.16, **small)]
+    settings = f"deadline: 200ms, large: {{above: 1KiB}}, hard: off, {patience}"
+    return routed(policy(f"defaults: {{{settings}}}"), Scene(prepare(lines), constant(80e6), 0.01, script))[2:]
+
+
+def test_an_answer_that_comes_while_the_stand_in_waits_for_the_device_is_given_at_once() -> None:
+    large, small = busy_for_longer_than_predicted(lambda *_: CloudBehaviour(0.13))
+    assert (large.route, large.edge_runs) == (Route.CLOUD, 0)
+    assert large.latency_s == pytest.approx(0.141)
+    assert small.latency_s == pytest.approx(0.06)  # it runs next, as nothing stands in any more
+
+
+def test_a_call_that_fails_while_the_stand_in_waits_for_the_device_is_made_again() -> None:
+    def script(_: object, number: int) -> CloudBehaviour:
+        return CloudBehaviour(0.1, Reason.CLOUD_UNAVAILABLE) if number == 0 else CloudBehaviour(0.02)
+
+    large, _ = busy_for_longer_than_predicted(script, "on_cloud_failure: retry")
+    assert (large.route, large.edge_runs) == (Route.CLOUD, 0)
+    assert large.latency_s == pytest.approx(0.111 + 0.031)
+
+
+def test_a_stand_in_waits_on_where_the_cloud_has_failed() -> None:
+    large, _ = busy_for_longer_than_predicted(lambda *_: CloudBehaviour(0.1, Reason.CLOUD_UNAVAILABLE))
+    assert (large.route, large.reason, large.edge_runs) == (Route.EDGE, Reason.CLOUD_UNAVAILABLE, 1)
+    assert large.latency_s == pytest.approx(0.16 + 0.05)
+
+
 def test_when_a_full_cloud_wants_to_be_asked_again_is_passed_on() -> None:
     error = failure(CloudFailure(Reason.CLOUD_EXHAUSTED, "full", retry_after_s=1.5))
     assert isinstance(error, Refused)

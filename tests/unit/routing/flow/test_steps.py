@@ -55,7 +55,7 @@ from upwell.shared.routing.flow.flow_actions import (
 from upwell.shared.routing.flow.request_flow import RequestFlow, failure, refusal
 from upwell.shared.routing.policy.compiled_policy import Verdict
 from upwell.shared.routing.policy.settings import HardSettings, Settings
-from upwell.shared.routing.reasons import CLOUD_FAILURES, Plan, Reason
+from upwell.shared.routing.reasons import CLOUD_FAILURES, Plan, Reason, Route
 from upwell.shared.routing.scheduling.send_queue import QueuedMessage
 from upwell.shared.routing.simulation.simulated_device import SimulatedReply
 
@@ -244,6 +244,34 @@ def test_where_the_stand_in_fails_the_cloud_is_still_waited_for() -> None:
     driven.to(RunEdge, [], at_s=0.15)
     assert isinstance(driven.fails(ModelFailed("")), Release)
     assert driven.to(Wait, None).until_s == NOW_S + 0.19
+
+
+def waits_for_the_device(**decision: Any) -> tuple[Driven, str]:
+    """A row was sent, and the run that would stand in for its answer waits for its turn; its call."""
+    driven = Driven(decided(0, **decision))
+    call = driven.sent()
+    driven.to(Reserve, MessageSent(300))
+    driven.to(Wait, NOW_S + 0.15)
+    driven.to(RunEdge, [], at_s=0.15)
+    return driven, call
+
+
+def test_a_stand_in_that_waits_for_the_device_is_withdrawn_once_the_cloud_has_answered() -> None:
+    driven, call = waits_for_the_device()
+    driven.to(Release, driven.ended(call, REPLY, after_s=0.16), at_s=0.16)
+    driven.action = driven.flow.resume(None, NOW_S + 0.16)
+    assert driven.action is None
+    assert (driven.flow.routes, driven.router.runs) == ((Route.CLOUD,), [])
+
+
+def test_a_stand_in_that_waits_for_the_device_waits_on_where_calls_fail() -> None:
+    driven, call = waits_for_the_device(settings=RETRY)
+    failed = CloudFailure(Reason.CLOUD_UNAVAILABLE, "")
+    again = driven.to(Send, driven.ended(call, failed, after_s=0.16), at_s=0.16)
+    driven.to(RunEdge, MessageSent(300), at_s=0.16)
+    assert driven.to(RunEdge, driven.ended(again.call, failed, after_s=0.17), at_s=0.17).rows == (0,)
+    driven.to(Release, 0.02, at_s=0.19)
+    assert driven.router.runs == [(MODEL, 1, 0.02)]
 
 
 def two_attempts(**hard: Any) -> tuple[Driven, str]:

@@ -28,9 +28,11 @@ class Admit:
 
 @value_class
 class RunEdge:
-    """Run the model on the device for these rows. `is_owed`: it stands in for the cloud, so it is never refused.
+    """Run the model on the device for these rows. `is_owed`: it stands in for the cloud, so it is never refused, and is
+    withdrawn if a call ends while it waits for its turn.
 
-    Returns the run's time in seconds. Raises as `EdgeModel.run` does.
+    Returns the run's time in seconds, or of a withdrawn run the list of `CallEnded`, as `Wait` does. Raises as
+    `EdgeModel.run` does.
     """
 
     rows: Rows

@@ -28,6 +28,7 @@ from upwell.shared.routing.flow.cloud_attempt import Clock, CloudAttempt
 from upwell.shared.routing.flow.flow_actions import (
     Action,
     Admit,
+    CallEnded,
     CloudFailure,
     CloudReplyFacts,
     Release,
@@ -301,13 +302,19 @@ class RequestFlow:
             raise self._away(error)
         return (yield from self._send(whole, may_wait=may_wait)) if whole.up_rows else whole
 
-    def _run_edge(self, rows: Rows, deadline_s: float, *, is_owed: bool = False) -> Step[None]:
-        duration_s: float = yield RunEdge(rows, deadline_s, is_owed)
-        self._router.ran(self.signals.request_facts.model, len(rows), duration_s)
+    def _run_edge(self, rows: Rows, deadline_s: float, *, is_owed: bool = False) -> Step[bool]:
+        """Run the device. Returns False if calls ended before that, which are then handled: the run may be no longer
+        needed."""
+        result: float | list[CallEnded] = yield RunEdge(rows, deadline_s, is_owed)
+        if isinstance(result, list):
+            yield from self._take(result)
+            return False
+        self._router.ran(self.signals.request_facts.model, len(rows), result)
         self.edge_rows.append(rows)
         for attempt in self.attempts:
             if attempt.decision.verdict.settings.objective != "accuracy" and self.edge_covers(attempt.rows):
                 attempt.send_no_more()
+        return True
 
     def _settle(self, decision: Decision) -> Step[None]:
         """Wait for the cloud, with a timely edge run beside it, until every row has an answer or none can come."""
@@ -338,14 +345,17 @@ class RequestFlow:
                     wake_s = min(wake_s, turn_s)
             waiting = [one for one in self.attempts if one.is_open]
             ended = yield Wait(min(wake_s, *(one.hedge_at_s for one in waiting)) if waiting else wake_s)
-            for one in ended:
-                for owner in waiting:
-                    yield from owner.take(one)
+            yield from self._take(ended)
             if attempt.outcome is not None or self._clock.now_s >= until_s:
                 return
             for one in waiting:
                 if one.is_open and self._clock.now_s >= one.hedge_at_s:
                     yield from one.hedge()
+
+    def _take(self, ended: Sequence[CallEnded]) -> Step[None]:
+        for one in ended:
+            for attempt in self.attempts:
+                yield from attempt.take(one)
 
     def _cover(self, decision: Decision) -> Step[None]:
         """Wait for rows that only the cloud has, and run the device for the missing ones when it must start."""
@@ -358,18 +368,21 @@ class RequestFlow:
                 yield from self._wait(attempt, start_s)
             for attempt in uncovered:  # the queue cannot be checked while the device runs
                 yield from attempt.look(is_last=True)
-            missing = tuple(row for one in uncovered if self._may_stand_in(one) for row in one.rows)
-            if missing:
-                yield from self._stand_in(missing, decision)
+            while True:
+                missing = tuple(row for one in uncovered if self._may_stand_in(one) for row in one.rows)
+                if not missing or (yield from self._stand_in(missing, decision)):
+                    break
         finally:
             yield Release()
 
-    def _stand_in(self, rows: Rows, decision: Decision) -> Step[None]:
+    def _stand_in(self, rows: Rows, decision: Decision) -> Step[bool]:
+        """Run the device for these rows. Returns False if calls ended first, so that the run may be needed no more."""
         try:
-            yield from self._run_edge(rows, decision.deadline_s, is_owed=True)
+            return (yield from self._run_edge(rows, decision.deadline_s, is_owed=True))
         except (ModelFailed, DeadlineExceeded):
             if all(attempt.outcome is not None for attempt in self.attempts):
                 raise  # otherwise the cloud may still answer
+            return True
 
     def _may_stand_in(self, attempt: CloudAttempt) -> bool:
         """Whether the edge answer may replace these rows' cloud answer; while the cloud is waited for it may."""

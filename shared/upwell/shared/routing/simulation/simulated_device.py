@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -76,16 +76,16 @@ class SimulatedReply:
 
 
 class _SimulatedRun(QueuedRun):
-    """A process's run in the queue."""
+    """A process's run in the queue; `tell` wakes the process."""
 
-    __slots__ = ("_kernel", "woken")
+    __slots__ = ("_tell",)
 
-    def __init__(self, kernel: Kernel, deadline_s: float, run_request: RunRequest) -> None:
+    def __init__(self, tell: Callable[[], None], deadline_s: float, run_request: RunRequest) -> None:
         super().__init__(deadline_s, run_request)
-        self._kernel, self.woken = kernel, Event()
+        self._tell = tell
 
     def wake(self) -> None:
-        self._kernel.fire(self.woken)
+        self._tell()
 
 
 class SimulatedDriver:
@@ -166,7 +166,9 @@ class SimulatedDriver:
             if math.isnan(request.edge_s):
                 raise ModelFailed("the device fails on this request")
             owed = replace(self._run_request, is_owed=action.is_owed)
-            yield from self._run(request.edge_s, action.deadline_s, request.line.model, owed)
+            ended = yield from self._run(request.edge_s, action.deadline_s, request.line.model, owed)
+            if ended:
+                return ended
             self.served.edge_runs += 1
             return request.edge_s
         if isinstance(action, RunHead):
@@ -197,20 +199,28 @@ class SimulatedDriver:
             device.runs.release(self._slot, self._kernel.now_s)
         return None
 
-    def _run(self, duration_s: float, deadline_s: float, model: str, run_request: RunRequest) -> Process[None]:
-        """Wait for a turn and run, as `EdfScheduler` does with the agent's threads. Raises as it does."""
+    def _run(
+        self, duration_s: float, deadline_s: float, model: str, run_request: RunRequest
+    ) -> Process[list[CallEnded]]:
+        """Wait for a turn and run, as `EdfScheduler` does with the agent's threads. Raises as it does. Returns the
+        calls whose end withdrew an owed run."""
         kernel, runs = self._kernel, self._device.runs
         times, now_s = self._device.pilot.state.edge.get(model), kernel.now_s
-        run = _SimulatedRun(kernel, deadline_s, timed(run_request, times, 1, self._request.t_s, now_s, deadline_s))
-        if not runs.join(run, now_s, self):
-            yield run.woken, run.latest_start_s
+        run = _SimulatedRun(self._tell, deadline_s, timed(run_request, times, 1, self._request.t_s, now_s, deadline_s))
+        runs.join(run, now_s, self)
+        while math.isnan(run.began_s):
             if run.error is not None:
                 raise run.error
-            if not run.woken.is_set:
+            ended = self._newly_ended() if run_request.is_owed else []
+            if ended or kernel.now_s >= run.latest_start_s:
                 runs.leave(run, kernel.now_s)
+                if ended:
+                    return ended
                 raise run.late_error()
+            yield self._news, run.latest_start_s
         yield None, kernel.now_s + duration_s
         runs.leave(run, kernel.now_s)
+        return []
 
     def _message_bytes(self, decision: Decision) -> int:
         if decision.split_route is not None:
@@ -239,14 +249,15 @@ class SimulatedDriver:
     def _wait(self, until_s: float) -> Process[list[CallEnded]]:
         self._is_turn = False
         while True:
-            ended = [
-                self._answered(name)
-                for name, call in self._calls.items()
-                if name not in self._ended_calls and call.ended
-            ]
+            ended = self._newly_ended()
             if ended or self._is_turn or self._kernel.now_s >= until_s:
                 return ended
             yield self._news, until_s
+
+    def _newly_ended(self) -> list[CallEnded]:
+        return [
+            self._answered(name) for name, call in self._calls.items() if name not in self._ended_calls and call.ended
+        ]
 
     def _answered(self, name: str) -> CallEnded:
         self._ended_calls.add(name)
