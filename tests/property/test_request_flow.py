@@ -310,6 +310,7 @@ class World:
         return taken_s
 
     def _run(self, duration_s: float, *, may_fail: bool, may_refuse: bool = True) -> float:
+        assert not self.accounts.queued, "nothing waits for the link while the device runs"
         fate = self.data.draw(st.sampled_from(["runs", "fails", "is refused", "is late"])) if may_fail else "runs"
         if fate == "is refused" and may_refuse:
             raise Refused("the device is busy")

@@ -43,6 +43,7 @@ from upwell.shared.routing.flow.flow_actions import (
     CloudFailure,
     Encode,
     GiveUp,
+    JoinQueue,
     MessageSent,
     Release,
     Reserve,
@@ -68,6 +69,7 @@ class GivenRouter:
     """Decides as it was told to, one after the other, allows everything, and notes what it is told."""
 
     state = RouterState()
+    turns = Turn(-math.inf)
 
     def __init__(self, *decisions: Decision) -> None:
         self.decisions = list(decisions)
@@ -82,7 +84,7 @@ class GivenRouter:
         return self.decisions.pop(0)
 
     def turn(self, _message: QueuedMessage) -> Turn:
-        return Turn(-math.inf)
+        return self.turns
 
     def observe(self, outcome: Outcome) -> None:
         self.told.append(outcome)
@@ -293,6 +295,22 @@ def test_where_the_stand_in_fails_after_another_call_the_cloud_is_still_waited_f
     assert driven.to(RunEdge, [], at_s=0.15).rows == (0,)
     assert isinstance(driven.fails(ModelFailed("")), Release)
     driven.to(Wait, None)
+
+
+def test_what_waits_for_the_link_goes_before_the_device_runs_for_other_rows() -> None:
+    """While the thread runs the device, it would hold up those behind it in the queue."""
+    driven = Driven(decided(0, escalate=True), decided(1), rows=2)
+    call = driven.sent()
+    driven.to(RunEdge, MessageSent(300))
+    driven.to(Score, 0.01)
+    driven.to(Encode, (0.1,))
+    driven.router.turns = Turn(math.inf)
+    waits = driven.to(JoinQueue, 300).message.call
+    driven.to(Reserve)
+    driven.to(Wait, NOW_S + 0.15)
+    assert driven.to(Send, [], at_s=0.15).call == waits
+    assert driven.to(RunEdge, MessageSent(300), at_s=0.15).rows == (0,)
+    driven.to(Release, driven.ended(call, REPLY, after_s=0.16), at_s=0.16)
 
 
 def test_a_call_that_fails_when_its_hedge_is_due_is_not_hedged() -> None:

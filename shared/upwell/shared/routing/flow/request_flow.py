@@ -366,8 +366,9 @@ class RequestFlow:
         try:
             for attempt in uncovered:
                 yield from self._wait(attempt, start_s)
-            for attempt in uncovered:  # the queue cannot be checked while the device runs
-                yield from attempt.look(is_last=True)
+            if any(self._may_stand_in(one) for one in uncovered):
+                for attempt in self.attempts:  # the queue cannot be checked while the device runs
+                    yield from attempt.look(is_last=True)
             while True:
                 missing = tuple(row for one in uncovered if self._may_stand_in(one) for row in one.rows)
                 if not missing or (yield from self._stand_in(missing, decision)):
