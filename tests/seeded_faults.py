@@ -124,7 +124,7 @@ FAULTS: Sequence[Fault] = (
         ),
         (
             "request_flow.py",
-            "if not isinstance(error, ModelFailed | Refused):",
+            "if not isinstance(error, ModelFailed | Refused | DeadlineExceeded):",
             "if not isinstance(error, ModelFailed):",
         ),
         (

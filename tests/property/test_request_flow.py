@@ -475,9 +475,10 @@ def test_what_is_under_way_is_cancelled_where_the_device_is_too_late_with_the_ot
         while action is not None:
             done.append(action)
             if isinstance(action, RunEdge):
-                action = flow.fail(DeadlineExceeded("the device was busy until the deadline"), BEGIN_S)
+                kernel.now_s = BEGIN_S + 0.2
+                action = flow.fail(DeadlineExceeded("the device was busy until the deadline"), kernel.now_s)
             else:
-                action = flow.resume(told.get(type(action)), BEGIN_S)
+                action = flow.resume(told.get(type(action)), kernel.now_s)
     assert [type(one) for one in done if isinstance(one, Send | RunEdge | Cancel)] == [Send, RunEdge, Cancel]
 
 

@@ -183,6 +183,15 @@ def test_a_stand_in_waits_on_where_the_cloud_has_failed() -> None:
     assert large.latency_s == pytest.approx(0.16 + 0.05)
 
 
+def test_a_request_for_which_the_busy_device_has_no_time_left_is_answered_by_the_cloud() -> None:
+    """It was admitted behind a run of 50 ms, which takes a second; 50 ms before its deadline it can no longer run."""
+    small = {"size_bytes": 100, "edge_s": 0.05}
+    lines = [line(0.0, **small), line(1.0, **{**small, "edge_s": 1.0}), line(1.01, **small)]
+    scene = Scene(prepare(lines), constant(80e6), 0.01, lambda *_: CloudBehaviour(0.005))
+    *_, one = routed(policy("defaults: {deadline: 200ms, hard: off}"), scene)
+    assert (one.route, one.reason, one.in_time, one.edge_runs) == (Route.CLOUD, Reason.EDGE_BUSY, True, 0)
+
+
 def test_when_a_full_cloud_wants_to_be_asked_again_is_passed_on() -> None:
     error = failure(CloudFailure(Reason.CLOUD_EXHAUSTED, "full", retry_after_s=1.5))
     assert isinstance(error, Refused)

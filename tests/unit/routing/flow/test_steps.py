@@ -179,7 +179,14 @@ def test_one_run_takes_all_rows_where_a_second_one_would_be_too_late(edge_s: flo
     assert driven.router.runs == [(MODEL, len(rows), 0.03)]
 
 
-@pytest.mark.parametrize(("error", "reason"), [(Refused(""), Reason.EDGE_BUSY), (ModelFailed(""), Reason.EDGE_FAILED)])
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (Refused(""), Reason.EDGE_BUSY),
+        (DeadlineExceeded(""), Reason.EDGE_BUSY),
+        (ModelFailed(""), Reason.EDGE_FAILED),
+    ],
+)
 def test_a_device_that_has_no_time_or_fails_leaves_its_rows_to_the_cloud_alone(
     error: UpwellError, reason: Reason
 ) -> None:

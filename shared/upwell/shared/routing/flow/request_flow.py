@@ -227,7 +227,7 @@ class RequestFlow:
         except BaseException as error:
             if exits:  # the tail needs the head's output
                 self._router.give_back(decision)
-            if not isinstance(error, ModelFailed | Refused):
+            if not isinstance(error, ModelFailed | Refused | DeadlineExceeded):
                 raise
             yield from self._lift_instead(error, rest)
             return
@@ -262,7 +262,7 @@ class RequestFlow:
         rows = len(self.rows)
         self._router.observe(Scored(self.signals.request_facts.model, hard.scope, rows, rows - scored, values))
 
-    def _lift_instead(self, error: ModelFailed | Refused, rows: Rows) -> Step[None]:
+    def _lift_instead(self, error: ModelFailed | Refused | DeadlineExceeded, rows: Rows) -> Step[None]:
         """The device failed, or has no time: offload all its rows, if allowed."""
         self.reason = reason = Reason.EDGE_FAILED if isinstance(error, ModelFailed) else Reason.EDGE_BUSY
         if self.signals.exits:  # the tail accepts only the head's output
