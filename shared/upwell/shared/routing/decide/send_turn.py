@@ -11,6 +11,9 @@ from upwell.shared.routing.reasons import Reason
 from upwell.shared.routing.scheduling.send_queue import QueuedMessage
 
 _NOW_S = -math.inf
+_LEAST_S = 1e-4
+"""A wait longer than a round trip by less than this counts as over (seconds): behind overdue messages it grows with
+time, and rounding may keep it where it is."""
 
 
 class Turn(NamedTuple):
@@ -37,7 +40,7 @@ def turn(state: RouterState, message: QueuedMessage, now_s: float) -> Turn:
         return Turn(_NOW_S)
     before = state.queue.before(message, now_s)
     wait_s, _ = state.backlog.wait_s(now_s, link.inverse_bandwidth_s_per_byte, link.rtt_s)
-    if not before and wait_s <= link.rtt_s:
+    if not before and wait_s <= link.rtt_s + _LEAST_S:
         return Turn(_NOW_S, _obstacle(state, message, now_s) if is_waiting else None)
     usual_s = predict(state, message.model, message.rows, message.size_bytes, 0.5, now_s).usual_s - wait_s
     leaves_s = message.give_up_s - usual_s
