@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import stat
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from upwell.edge.fleet import device_identity
+from tests.fleet_service import service
+from upwell.edge.fleet import device_identity, fleet_poller
 from upwell.edge.fleet.device_facts import AgentView, DemandView, ReleaseCounts
 from upwell.edge.fleet.device_identity import FleetIdentity
 from upwell.edge.fleet.fleet_config import FleetSection
@@ -100,21 +102,71 @@ def test_a_device_that_sleeps_most_of_the_time_renews_its_certificate(
     assert found.wants_certificate(now + 61 * day_s)
 
 
-def test_a_refused_token_says_nothing_about_the_certificate(tmp_path: Path) -> None:
+def test_a_refused_certificate_is_kept_and_gives_way_to_the_token_every_other_time(tmp_path: Path) -> None:
     files = AuthoritySection.model_validate({"cert": tmp_path / "ca.pem", "key": tmp_path / "ca.key"})
     now, identity = time.time(), FleetIdentity(tmp_path / "fleet")
     identity.take(open_authority(files, now).sign_device(read_request(identity.request()), "d", now, 86400.0).pem)
-    (tmp_path / "token").write_text("upwe_used")
-    section = FleetSection.model_validate({"endpoint": "https://127.0.0.1:1", "enrol_token_file": tmp_path / "token"})
+    section = _section("https://127.0.0.1:1", None, tmp_path, "upwe_used")
     poller, refused = FleetPoller(section, _view(), tmp_path / "fleet"), Received(401, 0, "", b"")
+    poller.close()
+
+    def shown(has_shown_token: bool) -> list[bool]:
+        found = []
+        for _ in range(8):
+            poller._refusal(refused, has_shown_token=has_shown_token)
+            found.append(poller._shows_token())
+        return found
+
+    assert not any(shown(has_shown_token=True)), "a refused token says nothing about the certificate"
+    assert sorted(shown(has_shown_token=False)[4:]) == [False, False, True, True]
+    assert (tmp_path / "fleet/cert.pem").exists()
+
+
+@pytest.mark.parametrize("has_same_authority", [True, False])
+def test_a_device_comes_back_to_a_service_that_has_lost_its_state_with_a_new_token_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_same_authority: bool
+) -> None:
+    monkeypatch.setattr(fleet_poller, "pause_s", lambda *_: 0.1)
+    folder = tmp_path / "device"
+    with (
+        service(tmp_path / "former") as fleet,
+        _polling(_section(fleet.url, fleet.ca, tmp_path, fleet.enrolment_token()), folder) as poller,
+    ):
+        _until(lambda: poller.caller() is not None)
+    certificate = (folder / "cert.pem").read_bytes()
+    (tmp_path / "anew").mkdir()
+    if has_same_authority:
+        for name in ("ca.pem", "ca.key"):
+            shutil.copy(tmp_path / "former" / name, tmp_path / "anew")
+    with service(tmp_path / "anew") as fleet:
+        with _polling(_section(fleet.url, fleet.ca, tmp_path, "upwe_used"), folder) as poller:
+            _until(lambda: poller.describe().facts["failures_in_a_row"] >= 8)
+            assert (folder / "cert.pem").read_bytes() == certificate, "the service may find its database again"
+            (tmp_path / "token").write_text(fleet.enrolment_token())
+            _until(lambda: poller.caller() is not None)
+        assert len(fleet.get("/devices")["devices"]) == 1
+
+
+def _section(endpoint: str, ca: Path | None, folder: Path, token: str) -> FleetSection:
+    (folder / "token").write_text(token)
+    keys = {"endpoint": endpoint, "ca": ca, "enrol_token_file": folder / "token", "every": "1s"}
+    return FleetSection.model_validate(keys)
+
+
+@contextlib.contextmanager
+def _polling(section: FleetSection, folder: Path) -> Iterator[FleetPoller]:
+    poller = FleetPoller(section, _view(), folder)
     try:
-        for has_shown_token in (True, False):
-            assert (tmp_path / "fleet/cert.pem").exists()
-            for _ in range(5):
-                poller._refusal(refused, has_shown_token=has_shown_token)
-        assert not (tmp_path / "fleet/cert.pem").exists(), "the service knows it no longer"
+        yield poller
     finally:
         poller.close()
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + 30.0
+    while not holds():
+        assert time.monotonic() < until_s
+        time.sleep(0.02)
 
 
 def _view() -> AgentView:

@@ -85,12 +85,6 @@ class FleetIdentity:
         self._certificate = certificate
         return ""
 
-    def forget_certificate(self) -> None:
-        """Drop a certificate that the service no longer knows: the next poll enrols again."""
-        self._certificate = None
-        with contextlib.suppress(OSError):
-            self.certificate_file.replace(self.certificate_file.with_suffix(".refused"))
-
     def _stored(self) -> x509.Certificate | None:
         if not self.certificate_file.is_file():
             return None

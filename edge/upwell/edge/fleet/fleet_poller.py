@@ -22,7 +22,7 @@ from upwell.edge.observe.agent_health import HealthPart
 from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.auth.client_token import read_token
-from upwell.shared.oip.grpc.client.client import RemoteError
+from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
 from upwell.shared.oip.http.client.exchange import HttpsCaller, Received
 from upwell.shared.opamp import CONTENT_TYPE, PATH
 from upwell.shared.platform.background_thread import BackgroundThread
@@ -123,26 +123,30 @@ class FleetPoller:
     def _poll(self) -> float | None:
         """Poll once; returns the seconds until the service wants the next poll, if it says so."""
         self._shares.check(time.time())
+        shows_token = self._shows_token()
         try:
-            headers = {"Authorization": f"Bearer {self._token()}"} if self._shows_token() else {}
-            outgoing = self._conversation.say(time.time())
+            headers = {"Authorization": f"Bearer {self._token()}"} if shows_token else {}
+            outgoing = self._conversation.say(time.time(), is_enrolling=shows_token)
             received = self._send(outgoing.data, headers, CALL_S)
             if received.status != HTTPStatus.OK:
-                return self._refusal(received, has_shown_token=bool(headers))
+                return self._refusal(received, has_shown_token=shows_token)
             self._heard(opamp_messages.read(received.body, self._identity.instance_uid), outgoing)
         except (RemoteError, ConfigError, Unreadable, OSError) as error:
+            if isinstance(error, RemoteError) and error.kind is RemoteErrorKind.UNAVAILABLE and not error.is_unsent:
+                self._refused += not shows_token  # TLS 1.3 refuses a certificate of another authority so
             self._failed(str(error))
             return getattr(error, "retry_after_s", None)
         return None
 
     def _shows_token(self) -> bool:
         """Whether to poll with the token: to enrol, and every other time after failures of a certificate that seems to
-        have expired. The clock may be wrong, so the certificate is kept.
+        have expired or that the service refuses. It is kept, as most tokens are used up: the clock may be wrong, or for
+        a while the service's database.
         """
         if not self._identity.is_enrolled:
             return True
         may_enrol = self._section.enrol_token_file is not None and self._failures % 2 == 1
-        return may_enrol and self._identity.has_expired(time.time())
+        return may_enrol and (self._refused >= _REFUSED_OFTEN or self._identity.has_expired(time.time()))
 
     def _heard(self, told: ServiceMessage, outgoing: Outgoing) -> None:
         if told.error:
@@ -167,11 +171,8 @@ class FleetPoller:
             told = opamp_messages.read(body[:MAX_ANSWER_BYTES], self._identity.instance_uid).error
         except Unreadable:
             told = ""
-        if status == HTTPStatus.UNAUTHORIZED and not has_shown_token and self._section.enrol_token_file:
+        if status == HTTPStatus.UNAUTHORIZED and not has_shown_token:
             self._refused += 1
-            if self._refused >= _REFUSED_OFTEN:  # no longer known, as after the service lost its database
-                self._refused = 0
-                self._identity.forget_certificate()
         self._failed(f"it answered {status}: {told or 'no reason given'}")
         return received.retry_after_s
 

@@ -137,8 +137,8 @@ class Conversation:
         """Whether there is an answer or outcome that the service waits for."""
         return bool(self._answers) or self._differs("wish", self._wish_status)
 
-    def say(self, now_unix_s: float) -> Outgoing:
-        """The next message."""
+    def say(self, now_unix_s: float, *, is_enrolling: bool = False) -> Outgoing:
+        """The next message; when enrolling with a certificate request, without which a token is refused."""
         self._sequence_num += 1
         view, said = self._view, dict[str, str]()
         message = opamp_messages.start(self._identity.instance_uid, self._sequence_num)
@@ -158,7 +158,7 @@ class Conversation:
             opamp_messages.put_release(message, release.sequence, release.phase, release.reason)
         if self._is_news(said, "wish", self._wish_status):
             opamp_messages.put_wish_status(message, *self._wish_status)
-        if self._identity.wants_certificate(now_unix_s):
+        if is_enrolling or self._identity.wants_certificate(now_unix_s):
             opamp_messages.put_request(message, self._identity.request())
         outgoing = Outgoing(b"", said)
         self._add_custom(message, outgoing, release.sequence or None if release is not None else None, now_unix_s)
