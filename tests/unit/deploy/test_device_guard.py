@@ -21,6 +21,7 @@ class Device:
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.up_s, self.ready_s, self.state = 1000.0, 0.0, "inactive"
+        self.starts_asked_for = 0
         self.later: list[tuple[float, int]] = []
         self._current, self._trial = folder / "current", folder / "trial.json"
         for name, value in (("HOME", folder), ("CURRENT", self._current), ("TRIAL", self._trial)):
@@ -36,6 +37,7 @@ class Device:
         if words[0] == "systemd-run":
             (wait,) = [str(one) for one in words if str(one).startswith("--on-active=")]
             self.later.append((self.up_s + float(wait.partition("=")[2]), int(str(words[-1]))))
+        self.starts_asked_for += words[:2] == ("systemctl", "start")
         asked = {"ActiveState": self.state, "ActiveEnterTimestampMonotonic": str(int(self.ready_s * 1e6))}
         return subprocess.CompletedProcess([], 0, asked.get(str(words[3]), "") + "\n", "")
 
@@ -83,6 +85,19 @@ def test_after_power_failures_too(device: Device) -> None:
         device.boot()
         device.start(up_s=TRIAL_S - 1)
     assert (device.slot, device.is_on_trial) == ("a", False)
+
+
+@pytest.mark.parametrize("state", ["failed", "inactive"])
+def test_a_version_that_systemd_does_not_start_again_is_abandoned_and_a_stopped_one_stays(
+    device: Device, state: str
+) -> None:
+    """As after an exit with status 2, where the upgrade was cut short and watches no more."""
+    device.start()
+    ((device.up_s, start),) = device.later
+    device.state = state
+    device_installer.end_trial(start)
+    slot, is_on_trial, starts = ("a", False, 1) if state == "failed" else ("b", True, 0)
+    assert (device.slot, device.is_on_trial, device.starts_asked_for) == (slot, is_on_trial, starts)
 
 
 def test_a_version_that_has_stayed_up_once_stays_however_often_it_boots(device: Device) -> None:

@@ -307,16 +307,21 @@ def check_later(start: int, wait_s: float) -> None:
 
 
 def end_trial(start: int) -> None:
-    """End the trial if the agent has stayed up since its start of that number."""
+    """End the trial if the agent has stayed up since its start of that number, or has ended for good since then."""
     trial = read_json(TRIAL)
-    trial_s, state = trial.get("trial_s"), show("ActiveState")
-    if trial.get("starts") != start or not isinstance(trial_s, (int, float)) or state not in ("active", "activating"):
+    trial_s, former, state = trial.get("trial_s"), trial.get("from"), show("ActiveState")
+    if trial.get("starts") != start or not isinstance(trial_s, (int, float)):
         return
-    up_s = time.monotonic() - float(show("ActiveEnterTimestampMonotonic") or "inf") / 1e6 if state == "active" else 0.0
-    if up_s >= trial_s:
-        TRIAL.unlink(missing_ok=True)
-    else:
-        check_later(start, trial_s - max(0.0, up_s))
+    if state == "failed" and former in ("a", "b"):  # systemd does not start it again, as after an exit with status 2
+        abandon(former, "it ended and is not started again")
+        run("systemctl", "start", "--no-block", UNIT, check=False)
+    elif state in ("active", "activating"):
+        since_s = float(show("ActiveEnterTimestampMonotonic") or "inf") / 1e6
+        up_s = time.monotonic() - since_s if state == "active" else 0.0
+        if up_s >= trial_s:
+            TRIAL.unlink(missing_ok=True)
+        else:
+            check_later(start, trial_s - max(0.0, up_s))
 
 
 def remove(*, keep_state: bool) -> None:
