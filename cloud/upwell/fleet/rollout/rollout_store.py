@@ -38,7 +38,7 @@ from upwell.fleet.rollout.rollout_state import (
 from upwell.fleet.rollout.state_machine import NotPossible, begin, since, step
 from upwell.fleet.rollout.wave_gate import NO_COUNTS, Counts
 from upwell.fleet.rollout.wave_plan import RolloutDevice, deal, is_zone, wave_of_late
-from upwell.fleet.storage.database import Row, all_rows, the_row
+from upwell.fleet.storage.database import Row, all_rows, in_batches, the_row
 from upwell.fleet.storage.tables import DEVICES, FACTS, GROUPS, ROLLOUT_MEMBERS, ROLLOUTS, STATISTICS
 from upwell.fleet.users import Actor, record_audit
 from upwell.shared.errors import InvalidRequest
@@ -377,17 +377,15 @@ def _leave_to_group(connection: Connection, after: Rollout) -> None:
     saw the group's former release in between. One for which no group has a release any more keeps it: without any
     assignment it would take the newest.
     """
-    kept = [name for name, one in after.members.items() if one.stage is not Stage.FAILED]
-    chosen = select(DEVICES).where(
-        DEVICES.c.id.in_(kept), DEVICES.c.assigned == after.plan.release, DEVICES.c.rollout.is_(None)
-    )
+    kept = {name for name, one in after.members.items() if one.stage is not Stage.FAILED}
+    chosen = select(DEVICES).where(DEVICES.c.assigned == after.plan.release, DEVICES.c.rollout.is_(None))
     groups = [one for one in all_groups(connection) if one["release"] is not None]
     by_group = [
         one["id"]
         for one in all_rows(connection, chosen)
-        if wanted({**one, "assigned": None}, groups).release is not None
+        if one["id"] in kept and wanted({**one, "assigned": None}, groups).release is not None
     ]
-    connection.execute(update(DEVICES).where(DEVICES.c.id.in_(by_group)).values(assigned=None))
+    _update(connection, by_group, assigned=None)
 
 
 def _give_back_to_group(connection: Connection, group: str | None, plan: RolloutPlan) -> None:
@@ -417,12 +415,17 @@ def _add_members(
         for name, one in members.items()
     ]  # fmt: skip
     connection.execute(insert(ROLLOUT_MEMBERS), rows)
-    connection.execute(update(DEVICES).where(DEVICES.c.id.in_(list(members))).values(rollout=plan.id))
+    _update(connection, members, rollout=plan.id)
     # Without an assignment a device would take the newest release: those that wait must keep what they have, or if they
     # have none yet, go on to what their groups want, unless they are on their way back from a halted release.
     of_groups = [one for one in all_groups(connection) if one["release"] is not None]
     kept: dict[AssignedRelease, list[str]] = {}
-    for device in all_rows(connection, select(DEVICES).where(DEVICES.c.id.in_(list(members)))):
+    devices = (
+        device
+        for some in in_batches(members)
+        for device in all_rows(connection, select(DEVICES).where(DEVICES.c.id.in_(some)))
+    )
+    for device in devices:
         assigned, former = device["assigned"], members[device["id"]].former
         if assigned is None or device["release"] is None or assigned >= device["release"]:
             found = AssignedRelease() if former else wanted(device, of_groups)
@@ -460,5 +463,9 @@ def _do(
 def _assign(
     connection: Connection, devices: Sequence[str], release: int | None, not_before_unix_s: float | None = None
 ) -> None:
-    chosen = update(DEVICES).where(DEVICES.c.id.in_(devices))
-    connection.execute(chosen.values(assigned=release, assigned_not_before_unix_s=not_before_unix_s))
+    _update(connection, devices, assigned=release, assigned_not_before_unix_s=not_before_unix_s)
+
+
+def _update(connection: Connection, devices: Iterable[str], **values: Any) -> None:
+    for some in in_batches(devices):
+        connection.execute(update(DEVICES).where(DEVICES.c.id.in_(some)).values(**values))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -30,6 +30,9 @@ _BUSY_MS = 10_000
 _MIGRATION_LOCK = 0x75707765
 RETRY_S = 60.0
 """Retry time for requests refused because the database cannot be used."""
+
+MOST_IDS = 30_000
+"""Maximum number of ids in one statement, beside which it has other parameters."""
 
 _log = logging.getLogger(__name__)
 
@@ -144,6 +147,13 @@ def the_row(connection: Connection, chosen: Select[Any], what: str) -> Row:
 def all_rows(connection: Connection, chosen: Select[Any]) -> list[Row]:
     """The rows."""
     return [{str(name): value for name, value in row.items()} for row in connection.execute(chosen).mappings()]
+
+
+def in_batches(ids: Iterable[str]) -> Iterator[list[str]]:
+    """The ids in lists short enough for one statement: SQLite takes 32,766 parameters, PostgreSQL 65,535."""
+    found = list(ids)
+    for start in range(0, len(found), MOST_IDS):
+        yield found[start : start + MOST_IDS]
 
 
 def migrate(connection: Connection, to: str = "head") -> None:
