@@ -12,6 +12,7 @@ import pytest
 from tests.unit.fleet.simulated_fleet import BAD, FORMER, HEALTHY, NEW, Rates, SimulatedFleet, fleet
 from upwell.fleet.rollout.rollout_state import (
     Halt,
+    Joined,
     Member,
     NextWave,
     OfferRelease,
@@ -339,6 +340,25 @@ def test_without_a_past_a_device_is_held_to_what_may_be_at_most() -> None:
     tally = add_treated(DEFAULT_GATE, {}, Counts(5), Counts(), Counts())["late"]
     assert (tally.expected, tally.allowed) == (0.10, 0.10)
     assert add_control({}, Counts(5), Counts(), Counts()) == {}
+
+
+def test_no_device_decides_what_is_usual_however_much_it_says_it_has_served() -> None:
+    lies = Counts(10**15, 10**15, audits=10**15, disagreed=10**15)
+    honest = Counts(2000, 15, audits=200, disagreed=8)
+    members = {f"d{number}": Member(1, former=FORMER, before=honest) for number in range(18)}
+    members |= {"liar": Member(1, former=FORMER, before=lies), "new": Member(0, former=FORMER)}
+    rollout = begin(RolloutPlan("r", NEW, parse_waves(["1", "100%"])), members, (), 0.0)
+    pooled = Counts(19_000, 18 * 8 + 1000, audits=18 * 200 + 1000, disagreed=18 * 8 + 1000)
+    assert rollout.pooled == pooled
+    rollout, _ = step(rollout, Reported("liar", 1.0, FORMER, lies), 1.0)
+    assert rollout.pooled == pooled, "it has had its share"
+    rollout, _ = step(rollout, Reported("d0", 1.0, FORMER, Counts(50, 5, audits=900, disagreed=9)), 1.0)
+    assert rollout.pooled == pooled + Counts(audits=800, disagreed=8)
+    rollout, _ = step(rollout, Joined("late", Member(1, former=FORMER, before=lies)), 2.0)
+    assert rollout.pooled == pooled + Counts(1000, 1000, audits=1800, disagreed=1008)
+    found = past_share("late", NO_COUNTS, pooled)
+    assert found is not None
+    assert sum(found) < 0.15
 
 
 def test_a_past_in_which_everything_was_bad_is_a_share_of_one() -> None:

@@ -105,7 +105,8 @@ class WaveState:
 class Rollout:
     """A roll-out. `waves` are those that have begun; the last one is the current wave.
 
-    `pooled` are the counts of all devices under the previous release. `halted_by` says who or what halted it.
+    `pooled` are the counts of all devices under the previous release, each `weighed`. `halted_by` says who or what
+    halted it.
     """
 
     plan: RolloutPlan

@@ -41,6 +41,7 @@ from upwell.fleet.rollout.wave_gate import (
     add_treated,
     breach,
     judge_block,
+    weighed,
 )
 
 Step = tuple[Rollout, tuple[Action, ...]]
@@ -76,7 +77,7 @@ def begin(plan: RolloutPlan, members: Mapping[str, Member], others: Iterable[Rol
     lacking = {name: one for name, one in members.items() if (one.leaving or one.former) != plan.release}
     if not lacking:
         raise ValueError(f"every device already runs release {plan.release}")
-    pooled = sum((one.before for one in lacking.values()), NO_COUNTS)
+    pooled = sum((weighed(one.before) for one in lacking.values()), NO_COUNTS)
     lacking = {name: replace(one, baseline=one.before) for name, one in lacking.items()}
     return Rollout(plan, lacking, (WaveState(now_unix_s),), pooled)
 
@@ -88,7 +89,7 @@ def step(rollout: Rollout, event: Event, now_unix_s: float) -> Step:
     if isinstance(event, Joined):
         if event.device in rollout.members or rollout.is_over:
             return rollout, ()
-        joined = replace(rollout, pooled=rollout.pooled + event.member.before)
+        joined = replace(rollout, pooled=rollout.pooled + weighed(event.member.before))
         return _with(joined, event.device, replace(event.member, baseline=event.member.before)), ()
     if isinstance(event, Left):
         member = rollout.members.get(event.device)
@@ -157,8 +158,8 @@ def _note_former(rollout: Rollout, event: Reported, member: Member) -> Rollout:
         member = replace(member, former=event.release, before=event.delta, baseline=event.delta)
     else:
         rollout = _note_control(rollout, event.delta, member.baseline)
+        rollout = replace(rollout, pooled=rollout.pooled + weighed(event.delta, member.before))
         member = replace(member, before=member.before + event.delta)
-        rollout = replace(rollout, pooled=rollout.pooled + event.delta)
     return _with(rollout, event.device, member)
 
 

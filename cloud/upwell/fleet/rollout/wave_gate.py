@@ -28,6 +28,7 @@ _FAILED_ODDS = (25.0, 200.0, 25_000.0)
 _PRIOR = 20
 _PRIOR_REPORTS, _ERRORS = 2, 2.0
 _FEWEST_BEFORE = 20
+_MOST_OF_ONE = 1000
 _Z = 2.326
 _LOWEST, _HIGHEST = 0.001, 0.95
 
@@ -245,6 +246,21 @@ def _upper(bad: int, total: int) -> float:
     centre = share + spread / 2
     end = (centre + math.sqrt(spread * (share * (1.0 - share) + spread / 4))) / (1.0 + spread)
     return min(1.0, end)  # of a share of 1 it may be rounded up
+
+
+def weighed(delta: Counts, before: Counts = NO_COUNTS) -> Counts:
+    """What `delta` of a device that has had `before` adds to the counts of all devices: up to a thousand requests and
+    audits of one device, in proportion. So no device decides alone what is usual, however much it says it has served.
+    """
+    requests, late, degraded = _first(_MOST_OF_ONE - before.requests, delta.requests, delta.late, delta.degraded)
+    audits, disagreed = _first(_MOST_OF_ONE - before.audits, delta.audits, delta.disagreed)
+    return Counts(requests, late, degraded, audits, disagreed)
+
+
+def _first(room: int, total: int, *bad: int) -> tuple[int, ...]:
+    """As many of `total` as there is room for, and the bad ones among them, rounded up."""
+    kept = min(total, max(0, room))
+    return kept, *(-(-one * kept // max(1, total)) for one in bad)
 
 
 def past_share(signal: Share, own: Counts, pooled: Counts) -> tuple[float, float] | None:
