@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from tests.fleet_service import FakeDevice, Remote, Service, service
 from upwell.fleet.rollout import rollout_store
 from upwell.fleet.service import server
+from upwell.fleet.storage.tables import ROLLOUTS
 from upwell.rpc.opamp.v1 import opamp_pb2
 from upwell.shared.opamp import RELEASE_PACKAGE, STATISTICS, WISH_FILE
 
@@ -280,6 +282,24 @@ def test_a_rollout_taken_back_gives_its_group_the_former_release_back(fleet: Ser
     assert [(one["release"], one["not_before_unix_s"]) for one in fleet.get("/groups")["groups"]] == [(NEW, None)]
     fleet.do("POST", f"/rollouts/{rollout}/back")
     assert [one["release"] for one in fleet.get("/groups")["groups"]] == [FORMER]
+
+
+@pytest.mark.slow
+def test_a_rollout_taken_back_long_after_its_end_tells_which_devices_are_back(fleet: Service) -> None:
+    devices = devices_of(fleet, 2)
+    fleet.do("PUT", "/groups/all", {"expression": "true"})
+    rollout = started(fleet, where=None, group="all", waves=["100%"])
+    assert until(fleet, rollout, devices, lambda one: one.poll())["phase"] == "finished"
+    with fleet.fleet.state.database.writing() as connection:
+        connection.execute(update(ROLLOUTS).values(over_unix_s=time.time() - 2 * rollout_store.FOLLOWED_S))
+    settle()
+    fleet.do("POST", f"/rollouts/{rollout}/back")
+    for _ in range(3):
+        for one in devices:
+            one.poll()
+        settle()
+    shown = fleet.get(f"/rollouts/{rollout}")["devices"]
+    assert [(one["stage"], one["is_back"]) for one in shown] == [("returned", True)] * 2
 
 
 @pytest.mark.slow

@@ -101,11 +101,10 @@ def create(
         rollout = begin(plan, members, (), actor.now_unix_s)
     except ValueError as error:
         raise InvalidRequest(f"release {plan.release} cannot be rolled out: {error}") from None
-    newest = connection.scalar(select(func.max(STATISTICS.c.id))) or 0
     values = {
         "id": rollout_id, "release": plan.release, "group": target.group, "expression": target.expression,
-        "phase": rollout.phase.value, "state": _header(rollout), "statistics_id": newest, "is_followed": True,
-        "created_by": actor.name, "created_unix_s": actor.now_unix_s,
+        "phase": rollout.phase.value, "state": _header(rollout), "statistics_id": _newest_statistics(connection),
+        "is_followed": True, "created_by": actor.name, "created_unix_s": actor.now_unix_s,
     }  # fmt: skip
     connection.execute(insert(ROLLOUTS).values(**values))
     latest = {one["id"]: one["statistics"] for one in devices}
@@ -138,7 +137,13 @@ def operate(connection: Connection, actor: Actor, rollout_id: str, what: str) ->
     except NotPossible as error:
         raise Conflict(f"roll-out {rollout_id}: {error}") from None
     record_audit(connection, actor, f"{what} rollout", rollout_id)
-    _save(connection, opened, after, actions, opened.row["statistics_id"], {}, actor.now_unix_s)
+    # A roll-out that ended weeks ago is followed again, but not through all reports since.
+    read_until = _newest_statistics(connection) if what == "back" else opened.row["statistics_id"]
+    _save(connection, opened, after, actions, read_until, {}, actor.now_unix_s)
+
+
+def _newest_statistics(connection: Connection) -> int:
+    return int(connection.scalar(select(func.max(STATISTICS.c.id))) or 0)
 
 
 def _check_latest(connection: Connection, opened: StoredRollout) -> None:
@@ -355,21 +360,23 @@ def _save(
         _do(connection, rollout_id, opened.row["group"], after, action, now_unix_s)
     if (before.phase, after.phase) == (RolloutPhase.FINISHED, RolloutPhase.HALTED):
         _give_back_to_group(connection, opened.row["group"], after.plan)
-    if is_settled := _is_settled(opened.row, now_unix_s):
+    over_unix_s = now_unix_s if after.is_over and after.phase is not before.phase else opened.row["over_unix_s"]
+    over_s = now_unix_s - (over_unix_s or now_unix_s)
+    if is_settled := _is_settled(after, opened.row["group"], over_s):
         _leave_to_group(connection, after)
-    values = {"state": _header(after), "phase": after.phase.value, "statistics_id": statistics_id}
-    values |= {"is_followed": not is_settled and _is_followed(after, opened.row, now_unix_s)}
+    values = {
+        "state": _header(after), "phase": after.phase.value, "statistics_id": statistics_id, "over_unix_s": over_unix_s,
+        "is_followed": not is_settled and _is_followed(after, opened.row["group"], over_s),
+    }  # fmt: skip
     if after.is_over and not before.is_over:
-        values["over_unix_s"] = now_unix_s
         connection.execute(update(DEVICES).where(DEVICES.c.rollout == rollout_id).values(rollout=None))
     if any(opened.row[name] != value for name, value in values.items()):
         connection.execute(update(ROLLOUTS).where(ROLLOUTS.c.id == rollout_id).values(**values))
 
 
-def _is_settled(row: Row, now_unix_s: float) -> bool:
+def _is_settled(after: Rollout, group: str | None, over_s: float) -> bool:
     """Whether every replica must know by now that the group has the release of this finished roll-out."""
-    is_finished = row["group"] is not None and row["phase"] == RolloutPhase.FINISHED.value
-    return bool(is_finished and now_unix_s - (row["over_unix_s"] or now_unix_s) > 5 * FRESH_S)
+    return group is not None and after.phase is RolloutPhase.FINISHED and over_s > 5 * FRESH_S
 
 
 def _leave_to_group(connection: Connection, after: Rollout) -> None:
@@ -396,12 +403,11 @@ def _give_back_to_group(connection: Connection, group: str | None, plan: Rollout
     connection.execute(update(GROUPS).where(*mine).values(release=plan.group_release))
 
 
-def _is_followed(after: Rollout, row: Row, now_unix_s: float) -> bool:
-    if not after.is_over or (after.phase is RolloutPhase.FINISHED and row["group"] is not None):
+def _is_followed(after: Rollout, group: str | None, over_s: float) -> bool:
+    if not after.is_over or (after.phase is RolloutPhase.FINISHED and group is not None):
         return True
     ways_back = (one for one in after.members.values() if one.stage in (Stage.RETURNED, Stage.FAILED))
-    is_recent = now_unix_s - (row["over_unix_s"] or now_unix_s) < FOLLOWED_S
-    return is_recent and any(not one.is_back for one in ways_back)
+    return over_s < FOLLOWED_S and any(not one.is_back for one in ways_back)
 
 
 def _add_members(
