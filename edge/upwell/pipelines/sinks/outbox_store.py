@@ -217,7 +217,7 @@ class OutboxStore:
                 continue
             self._count_for(sinks, "put")
             size_bytes = size_of(message)
-            if size_bytes > self._limit_bytes:
+            if size_bytes > limit_bytes:  # all others would make room for it, and it would not have enough
                 self._count_for(sinks, "dropped_size")
                 continue
             self._connection.execute(

@@ -507,6 +507,16 @@ def test_what_waits_leaves_half_of_a_small_disk_to_the_log_that_lets_it_empty(
     assert sink.keys == [f"dock-{number}" for number in range(300 - counts.waiting, 300)]
 
 
+def test_an_event_too_large_for_a_small_disk_drops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox_database.OutboxDatabase, "_free_bytes", lambda _: 3 << 20)
+    sink = RecordingSink()
+    sink.behaviour = refuse
+    with outbox(tmp_path, {"dock": [sink]}) as box:
+        box.put([message(number) for number in range(5)])
+        box.put([message(5, padding_bytes=2 << 20)])
+        assert (holds(box).waiting, holds(box).dropped_size) == (5, 1)
+
+
 def test_what_was_delivered_while_nothing_could_be_written_is_not_delivered_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
