@@ -246,8 +246,14 @@ def _count(tally: _Tally, expected: Array, got: Array, labels: Array | None, of_
 
 
 def _classes_last(array: Array) -> Array:
-    """Maps of scores with the classes last: of four dimensions, those after the rows if fewer than columns."""
-    return np.moveaxis(array, 1, -1) if array.ndim == 4 and array.shape[1] < array.shape[3] else array
+    """Maps of scores with the classes last. Of four dimensions, height and width are neighbours of one size; where that
+    decides nothing, the classes are those after the rows if fewer than columns.
+    """
+    if array.ndim != 4:
+        return array
+    _, first, middle, last = array.shape
+    is_first = middle == last if (first == middle) != (middle == last) else first < last
+    return np.moveaxis(array, 1, -1) if is_first else array
 
 
 def _change(name: str, tally: _Tally, is_embedding: bool) -> OutputChange:

@@ -120,6 +120,19 @@ def test_a_column_of_numbers_has_no_largest_score(tmp_path: Path) -> None:
     assert comparison.worst_agreement == 1.0
 
 
+@pytest.mark.parametrize(
+    ("shape", "classes"),
+    [((1, 9, 3, 3), 1), ((1, 3, 3, 9), 3), ((1, 9, 1, 1), 1), ((1, 1, 1, 9), 3), ((1, 3, 9, 5), 1)],
+)
+def test_maps_are_compared_along_their_classes(tmp_path: Path, shape: tuple[int, ...], classes: int) -> None:
+    model = model_of((-1, 2), (-1, *shape[1:]))
+    samples = samples_of(tmp_path, model, x=np.zeros((1, 2), np.float32))
+    before = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    after = np.roll(before, 1, classes)  # another class has the largest score everywhere
+    comparison = compared(lambda _: {"y0": before}, lambda _: {"y0": after}, samples, [samples.case([0])])
+    assert comparison.outputs[0].agreement == 0
+
+
 def test_outputs_of_another_size_count_as_lost(tmp_path: Path) -> None:
     samples = samples_of(tmp_path, model_of((-1, 2), (-1, 2)), x=np.ones((1, 2), np.float32))
     comparison = compared(
