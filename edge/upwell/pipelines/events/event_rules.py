@@ -27,7 +27,8 @@ class Event:
     `event` is the name of its rule. `answers` maps a model to its answer about the whole frame; answers about an
     object are in the object. `sequence` counts the events of the pipeline. `latency_ms` is from capture to the event.
     `direction` is "in" or "out" if objects crossed a line, otherwise empty. `amends` is the id of the event that this
-    one repeats with a later answer; empty for a first one.
+    one repeats with a later answer; empty for a first one. `file` is the name of the picture in a folder, empty
+    without one; `media_s` the time within a recording, None for any other source.
     """
 
     id: str
@@ -43,12 +44,15 @@ class Event:
     amends: str = ""
     direction: str = ""
     answers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    file: str = ""
+    media_s: float | None = None
 
     def as_json(self) -> str:
         """One line of ASCII, without its end.
 
         Boxes are fractions of the picture, to 4 digits. A number that is not finite is null, since JSON has none.
-        Each object holds the models' answers under their names. `direction` and `answers` are left out if empty.
+        Each object holds the models' answers under their names. `direction`, `answers`, `file` and `media_s` are left
+        out if there are none.
         """
         line = {
             "id": self.id,
@@ -67,6 +71,10 @@ class Event:
             line["direction"] = self.direction
         if self.answers:
             line["answers"] = self.answers
+        if self.file:
+            line["file"] = self.file
+        if self.media_s is not None:
+            line["media_s"] = round(self.media_s, 6)
         return json.dumps(_finite(line), allow_nan=False, separators=(",", ":"))
 
 

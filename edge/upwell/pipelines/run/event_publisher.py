@@ -96,11 +96,12 @@ class Publisher:
         return events if are_kept else ()
 
     def _event(self, fired: FiredEvent, answered: AnsweredFrame) -> Event:
-        scene = answered.scene
+        scene, frame = answered.scene, answered.scene.frame
         return Event(
             uuid.uuid4().hex, self._as.pipeline, fired.event, self._outbox.next_sequence(self._as.pipeline),
-            scene.frame.captured_unix_s, answered.latency_s * 1e3, fired.objects, scene.route, scene.reason,
-            scene.degraded, direction=fired.direction, answers=scene.answers,
+            frame.captured_unix_s, answered.latency_s * 1e3, fired.objects, scene.route, scene.reason, scene.degraded,
+            direction=fired.direction, answers=scene.answers, file=frame.path.name if frame.path else "",
+            media_s=frame.media_s,
         )  # fmt: skip
 
     def _message(self, event: Event, picture: bytes = b"") -> Message:
@@ -170,7 +171,8 @@ class Publisher:
             hashlib.sha256(about.encode()).hexdigest()[:32], waiting.pipeline, waiting.event,
             self._outbox.next_sequence(waiting.pipeline), waiting.captured_unix_s,
             max(0.0, time.time() - waiting.captured_unix_s) * 1e3, objects, "cloud", result.reason,
-            amends=waiting.event_id, direction=waiting.direction, answers=answers,
+            amends=waiting.event_id, direction=waiting.direction, answers=answers, file=waiting.file,
+            media_s=waiting.media_s,
         )  # fmt: skip
 
     def _kept(
@@ -212,7 +214,8 @@ def _expected(event: Event, scene: Scene) -> Iterator[Expected]:
             spool_id, _, row = str(facts["case"]).rpartition("/")
             yield spool_id, WaitingEvent(
                 event.pipeline, event.id, event.event, event.captured_unix_s, model, int(row),
-                None if found is None else _written(found), event.sequence, event.direction,
+                None if found is None else _written(found), event.sequence, event.direction, event.file,
+                event.media_s,
             )  # fmt: skip
 
 

@@ -70,8 +70,8 @@ class LateResults:
 class WaitingEvent:
     """An event that waits for an answer of the cloud to row `row` of a case of the model `model`.
 
-    `object` is the object that was asked about, as the event writes it; None for the whole frame. `sequence` and
-    `direction` are those of the event.
+    `object` is the object that was asked about, as the event writes it; None for the whole frame. `sequence`,
+    `direction`, `file` and `media_s` are those of the event.
     """
 
     pipeline: str
@@ -83,6 +83,8 @@ class WaitingEvent:
     object: Mapping[str, Any] | None
     sequence: int = 0
     direction: str = ""
+    file: str = ""
+    media_s: float | None = None
 
 
 Expected: TypeAlias = tuple[str, WaitingEvent]

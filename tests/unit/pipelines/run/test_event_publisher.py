@@ -136,6 +136,21 @@ def test_an_amendment_has_the_direction_in_which_the_object_crossed(tmp_path: Pa
     assert amended["direction"] == told["direction"] == "out"
 
 
+def test_an_event_and_its_amendment_name_the_picture_and_the_time_in_the_recording(tmp_path: Path) -> None:
+    read = found(digits={"label": "no", "case": "case/0"})
+    origins: list[dict[str, Any]] = [{"path": tmp_path / "belt\udcff.png"}, {"media_s": 1 / 3}, {}]
+    with published(tmp_path) as (publisher, kept, _):
+        publisher._late.take(answer())
+        for origin in origins:
+            scene = replace(SCENE, frame=replace(SCENE.frame, **origin), objects=(read,))
+            publisher.publish(AnsweredFrame(scene, [FiredEvent("seen", (read,))], 0.1))
+    told = [json.loads(message.body) for message in kept.messages]
+    assert [one["amends"] is None for one in told] == [True, False] * 3
+    assert [one.get("file") for one in told] == ["belt\udcff.png"] * 2 + [None] * 4
+    assert [one.get("media_s") for one in told] == [None] * 2 + [0.333333] * 2 + [None] * 2
+    assert [{"file", "media_s"} & one.keys() for one in told[4:]] == [set(), set()]
+
+
 def test_an_answer_that_is_handed_over_twice_amends_under_one_key(tmp_path: Path) -> None:
     with published(tmp_path) as (publisher, kept, amended):
         for spool_id in ("case", "case", "other"):
