@@ -161,6 +161,30 @@ def test_a_source_that_only_the_agent_may_look_at_is_not_said_to_be_missing(
     assert run(pipelines).exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("source", "key"),
+    [
+        ("{folder: .}, sinks: [{webhook: {url: 'https://b', secret_file: a.pm}}]", "sinks[0].webhook.secret_file"),
+        ("{folder: .}, sinks: [{jsonl: e}, {mqtt: {broker: 'mqtts://b', topic: t, ca: a.pm}}]", "sinks[1].mqtt.ca"),
+        ("{mqtt: {broker: 'mqtts://b', topic: t, user: u, password_file: a.pm}}", "source.mqtt.password_file"),
+        (
+            "{series: {mqtt: {broker: 'mqtts://b', topic: t, cert: a.pem, key: a.pm}, fields: [x], rate: 1, size: 1}}",
+            "source.series.mqtt.key",
+        ),
+    ],
+)
+def test_a_file_with_a_secret_that_is_not_there_is_told(pipelines: Path, source: str, key: str) -> None:
+    """Else `run` is the first to tell."""
+    pipelines.with_name("a.pem").touch()
+    pipelines.write_text(f"pipelines: {{m: {{source: {source}}}}}\n")
+    done = run(pipelines)
+    assert done.exit_code == 1
+    told = [line.partition("pipelines.m.")[2] for line in done.stdout.splitlines() if line.startswith("error: ")]
+    assert told == [f"{key}: there is no file {pipelines.parent}/a.pm; did you mean 'a.pem'?"]
+    pipelines.with_name("a.pm").touch()
+    assert run(pipelines).exit_code == 0
+
+
 def test_samples_that_are_not_there_are_told_beside_every_other_problem(pipelines: Path, agent: Path) -> None:
     series = "{series: {file: motor.csv, fields: [x], rate: 1, size: 1}}"
     pipelines.write_text(f"pipelines: {{m: {{source: {series}, steps: [{{infer: {{model: peple}}}}]}}}}\n")

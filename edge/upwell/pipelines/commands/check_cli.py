@@ -41,7 +41,7 @@ def check(
     warnings: Sequence[Problem] = ()
     parsed: PipelinesConfig | None = None
     try:
-        parsed, warnings = parse_pipelines(text, pipelines, models, with_sources=True)
+        parsed, warnings = parse_pipelines(text, pipelines, models, with_files=True)
     except ConfigError as error:
         problems = error.problems
     if as_json:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import stat
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,17 +57,17 @@ def parse_pipelines(
     path: Path | None = None,
     models: Mapping[str, SignatureFacts] | None = None,
     *,
-    with_sources: bool = False,
+    with_files: bool = False,
 ) -> tuple[PipelinesConfig, list[Problem]]:
     """The parsed text of a `pipelines.yaml` read from `path`, checked by `check_pipelines`, and the warnings.
 
-    `with_sources`: this machine should have the files, folders and cameras that the sources read. Raises `ConfigError`
+    `with_files`: this machine should have the files, folders and cameras that the pipelines read. Raises `ConfigError`
     with every problem.
     """
     config = parse_yaml(text, PipelinesConfig, path)
     reviews = [check_pipelines(config, models)]
-    if with_sources:
-        reviews.append(_missing_sources(config))
+    if with_files:
+        reviews.append(_missing_files(config))
     problems = config.problems({place: why for review in reviews for place, why in review.problems.items()})
     if problems:
         raise ConfigError(problems)
@@ -407,7 +407,7 @@ def _alike(name: str, known: Collection[str]) -> str:
     return f"expected one of {', '.join(shown[:10])}{more}" if shown else "available: none"
 
 
-def _missing_sources(config: PipelinesConfig) -> PipelinesReview:
+def _missing_files(config: PipelinesConfig) -> PipelinesReview:
     """Report files, folders and cameras that this machine does not have, with the most similar name beside them.
 
     A camera and a watched folder may come later: these are warnings.
@@ -422,7 +422,25 @@ def _missing_sources(config: PipelinesConfig) -> PipelinesReview:
             place: Location = ("pipelines", name, "source", *key)
             if why := _absent(path, what):
                 (warnings if may_come else problems)[place] = why
+        for keys, path in _secret_files(pipeline):
+            place = ("pipelines", name, *keys)
+            if why := _absent(path, "file"):
+                problems[place] = why
     return PipelinesReview(problems, warnings)
+
+
+def _secret_files(pipeline: PipelineSection) -> Iterator[tuple[Location, Path]]:
+    """The files with secrets and certificates that its brokers and sinks read, by their keys."""
+    source = pipeline.source
+    sections: dict[Location, object] = {
+        ("source", "mqtt"): source.mqtt,
+        ("source", "series", "mqtt"): source.series and source.series.mqtt,
+        **{("sinks", index, sink.kind): getattr(sink, sink.kind) for index, sink in enumerate(pipeline.sinks)},
+    }
+    for place, section in sections.items():
+        for key in ("ca", "cert", "key", "password_file", "secret_file"):
+            if isinstance(path := getattr(section, key, None), Path):
+                yield (*place, key), path
 
 
 def _absent(path: Path, what: str) -> str:

@@ -19,7 +19,7 @@ from cel_expr_python import cel
 
 from upwell.pipelines.events.condition_names import ANSWERS, FRAME_FIELDS, OBJECT_FIELDS, FieldKind, names_in
 from upwell.pipelines.frame import FoundObject, Frame, Scene
-from upwell.shared.config.cel_expressions import FUNCTIONS, compile_expression, no_verdict
+from upwell.shared.config.cel_expressions import FUNCTIONS, ExpressionText, compile_expression, no_verdict
 
 _BOOL, _TEXT, _NUMBER = cel.Type.BOOL, cel.Type.STRING, cel.Type.DYN  # as in a policy: `object.score > 1` needs no 1.0
 _ANSWER = cel.Type.Map(_TEXT, cel.Type.DYN)
@@ -34,6 +34,7 @@ _TYPES: Mapping[FieldKind, cel.Type] = {
     "seconds by zone": cel.Type.Map(_TEXT, _NUMBER),
 }
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_HAS_NO_FIELD = re.compile(r"\bhas\s*\(\s*(object|frame)\s*\.\s*(\w+)\s*\)", re.ASCII)
 _NO_OVERLOAD = re.compile(r"No matching overloads found : [_@]?(.*?)_?(\(.*\))")
 _SAYABLE = re.compile(r"No matching overloads|Key not found|divide by zero|modulus by zero|index out of bounds")
 _UNREADABLE = "it cannot be evaluated with the current labels and answers"
@@ -61,6 +62,10 @@ class ObjectCondition:
     ) -> None:
         self._zones, self._pipeline = tuple(zones), pipeline
         self._models = tuple(name for name in models if _IDENTIFIER.fullmatch(name))
+        if whole := _HAS_NO_FIELD.search(ExpressionText(source).code):  # else: unknown name object
+            name = f"{whole[1]}.{whole[2]}"
+            known = name if whole[2] in models else f"{whole[1]}.MODEL"
+            raise ValueError(f"has({name}) names no field of a model's answer; expected one, as in has({known}.label)")
         variables = _variables(self._models)
         self._environment = cel.NewEnv(variables=variables)
         self._program = compile_expression(

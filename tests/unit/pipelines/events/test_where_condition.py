@@ -81,6 +81,10 @@ def test_a_condition_can_read_object_frame_and_pipeline(where: str) -> None:
          "matches, size, startsWith, string, timestamp, uint"),
         ("object.zones.exists(z, object.zones.exists(y, y == z))",
          "expected at most one of the macros all, exists, exists_one, map and filter"),
+        ("!has( object . helmet )", "has(object.helmet) names no field of a model's answer; expected one, as in "
+         "has(object.helmet.label)"),
+        ("has(frame.route)", "has(frame.route) names no field of a model's answer; expected one, as in "
+         "has(frame.MODEL.label)"),
         ("object.label ==", "not a CEL expression: mismatched input 'end of the expression' (character 16)"),
         ("x" * 1001, "the expression has 1001 characters; expected at most 1000"),
         ('object.label == """a"""', "expected a string in single quotes, not triple quotes"),
