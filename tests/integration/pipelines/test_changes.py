@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from tests.pipelines_run import LIMIT_S, pipelines_text, running_pipelines, writ
 from upwell.pipelines.config.pipelines_check import parse_pipelines
 from upwell.pipelines.config.pipelines_config import PipelinesConfig
 from upwell.pipelines.run import pipeline_factory
+from upwell.pipelines.sinks.outbox import Outbox
 from upwell.pipelines.sources.base import Source
 from upwell.pipelines.sources.source_opening import open_source
 from upwell.shared.errors import ConfigError
@@ -158,6 +159,37 @@ def test_a_pipeline_that_could_not_be_started_again_is_started_by_the_next_chang
         assert not it.runner.is_over
         it.runner.change(config("seen"))
         assert set(it.runner.pipelines) == {"dock"}
+
+
+def test_frames_go_on_while_a_dead_receiver_that_is_replaced_has_its_last_chance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "secret").write_text("of-the-hook")
+
+    def config(*sinks: Mapping[str, Any]) -> str:
+        source = {"folder": str(tmp_path / "in")}
+        return pipelines_text(
+            tmp_path, dock={"source": source, "events": [{"name": "seen", "on": "frame"}], "sinks": sinks}
+        )
+
+    dead = {"webhook": {"url": "http://127.0.0.1:9/", "secret_file": str(tmp_path / "secret")}}
+    flush = Outbox.flush
+    were_running: list[list[bool]] = []
+    with running_pipelines(tmp_path, write_agent(tmp_path), config(dead)) as it:
+
+        def noted(outbox: Outbox, timeout_s: float, names: Sequence[str]) -> bool:
+            were_running.append([not one.is_stopped for one in it.runner.pipelines.values()])
+            return flush(outbox, 0.1, names)
+
+        Image.new("RGB", (64, 48)).save(tmp_path / "in" / "1.png")
+        until(lambda: any("accepts no events" in one for one in it.runner.health().problems), LIMIT_S)
+        with monkeypatch.context() as patched:
+            patched.setattr(Outbox, "flush", noted)
+            changed = config({"jsonl": str(tmp_path / "dock.jsonl")})
+            it.runner.change(parse_pipelines(changed, tmp_path / "pipelines.yaml")[0])
+        assert were_running == [[True]]
+        until(lambda: it.events("dock") != [], LIMIT_S)
 
 
 def test_where_a_new_sink_cannot_be_opened_the_former_pipelines_are_back(tmp_path: Path) -> None:

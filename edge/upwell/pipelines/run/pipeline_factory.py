@@ -74,18 +74,24 @@ class PipelineFactory:
         """Raise `ConfigError` if the steps cannot be bound to the agent's models."""
         bind_steps(name, section, self._agent)
 
+    def retire_sinks(self, config: PipelinesConfig) -> None:
+        """End the sinks that the file does not have and that accept nothing; what waits for them has a last chance.
+
+        Before the pipelines are ended: their frames go on while a dead receiver is waited for.
+        """
+        failing = self._outbox.failing(self._leaving(config))
+        if failing and not self._outbox.flush(FLUSH_S, failing):
+            self._end_sinks(self._outbox.failing(failing))
+
     def use_sinks(self, config: PipelinesConfig) -> None:
         """Open the sinks of the file that are not open, and close those that it does not have.
 
         On `ConfigError` some sinks may be closed until the next call for a file that has them.
         """
-        wanted = _wanted_sinks(config)
-        all_wanted = [one for of_pipeline in wanted.values() for one in of_pipeline]
-        leaving = [sink.name for settings, sink in self._sinks if settings not in all_wanted]
+        wanted, leaving = _wanted_sinks(config), self._leaving(config)
         if leaving:
             self._outbox.flush(FLUSH_S, leaving)
-            self._outbox.end(leaving)
-            self._sinks = [one for one in self._sinks if one[1].name not in leaving]
+            self._end_sinks(leaving)
         opened = open_sinks(wanted, self._sinks)
         self._outbox.change(opened)
         self._sinks = _paired(wanted, opened)
@@ -99,6 +105,14 @@ class PipelineFactory:
     def forget(self, name: str) -> None:
         """Stop amending events of this pipeline."""
         self._publishers.pop(name, None)
+
+    def _leaving(self, config: PipelinesConfig) -> list[str]:
+        wanted = [one for of_pipeline in _wanted_sinks(config).values() for one in of_pipeline]
+        return [sink.name for settings, sink in self._sinks if settings not in wanted]
+
+    def _end_sinks(self, names: Sequence[str]) -> None:
+        self._outbox.end(names)
+        self._sinks = [one for one in self._sinks if one[1].name not in names]
 
 
 def _wanted_sinks(config: PipelinesConfig) -> dict[str, list[SinkSettings]]:

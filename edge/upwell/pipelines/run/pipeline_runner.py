@@ -46,6 +46,9 @@ class Factory(Protocol):
     def check(self, name: str, section: PipelineSection) -> None:
         """Check that the pipelines fit the agent's models; opens nothing."""
 
+    def retire_sinks(self, config: PipelinesConfig) -> None:
+        """End those sinks that the file does not have and that accept nothing."""
+
     def use_sinks(self, config: PipelinesConfig) -> None:
         """Open exactly the sinks of this file."""
 
@@ -107,6 +110,7 @@ class PipelineRunner(Closing):
             for name in changed:
                 if name in sections:
                     self._factory.check(name, sections[name])
+            self._factory.retire_sinks(config)  # frames go on meanwhile
             self._end(changed)
             try:
                 self._begin(config, changed)

@@ -96,6 +96,11 @@ class SinkRelay:
         """Why it delivers nothing now, or not the last event; empty if it does."""
         return self._problem
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether the sink could not take what it was given last."""
+        return self._failures > 0
+
     def stop(self) -> None:
         """Stop delivering. A delivery in progress goes on to its end."""
         with self._changed:
@@ -393,6 +398,10 @@ class Outbox:
         """What prevents storing or delivery of events. Names of sinks hold no credentials."""
         found = [self._database.problem, *(relay.problem for relay in self._relays.values())]
         return [one for one in found if one]
+
+    def failing(self, names: Iterable[str]) -> list[str]:
+        """Those of these sinks that could not take what they were given last."""
+        return [name for name in names if self._relays[name].is_failing]
 
     def flush(self, timeout_s: float, names: Iterable[str] | None = None) -> bool:
         """Wait until nothing waits for any sink, or for those of `names`, or until the timeout; whether nothing
