@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import secrets
 import socket
 import threading
 import time
@@ -56,6 +57,9 @@ class MqttPublisher:
         self._host, self._port, self._is_tls = parse_broker(settings.broker)
         _check_topic(settings.topic)
         self._status_topic = settings.status_topic
+        # One for all connections: the broker then ends a former one that a network has dropped. Otherwise it would hold
+        # it until its keepalive runs out, and then say "died" of a sink that is online again.
+        self._client_id = f"upwell{secrets.token_hex(8)}"  # 22 characters: all brokers take 23
         self._files = [*settings.tls.paths, *([settings.password_file] if settings.password_file else [])]
         self._changed = threading.Condition()
         self._answers: dict[int, ReasonCode] = {}
@@ -108,7 +112,7 @@ class MqttPublisher:
 
     def _connecting(self) -> Client:
         self._state_of_files = self._look()
-        client = Client(CallbackAPIVersion.VERSION2, protocol=MQTTProtocolVersion.MQTTv5)
+        client = Client(CallbackAPIVersion.VERSION2, self._client_id, protocol=MQTTProtocolVersion.MQTTv5)
         client.on_connect = self._on_connect
         client.on_disconnect = self._on_disconnect
         client.on_publish = self._on_publish

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.certificates import Authority
+from tests.faults.proxy import Proxy
 from tests.integration.pipelines.sinks.brokers import (
     WAIT_S,
     Subscriber,
@@ -89,6 +90,28 @@ sys.stdin.read()
         listener.wait(lambda: statuses(listener) == ["online", "died"])
         with subscriber(there.port, "later") as later:  # who comes later is told as well
             later.wait(lambda: statuses(later) == ["died"])
+
+
+@needs_mosquitto
+def test_a_connection_that_a_router_forgot_does_not_say_later_that_the_sink_died(tmp_path: Path) -> None:
+    """The broker ends it when the sink is back, and its will comes before the sink says that it is online."""
+    with (
+        broker(tmp_path) as there,
+        subscriber(there.port) as listener,
+        Proxy(f"127.0.0.1:{there.port}") as proxy,
+        publisher(MqttSettings(f"mqtt://{proxy.address}", TOPIC, timeout_s=1.0)) as sink,
+    ):
+        until(lambda: _is_taken(sink), "the broker is there")
+        received_bytes = proxy.up.received_bytes
+        proxy.blackhole()
+        losing = threading.Thread(target=_is_taken, args=(sink,))
+        losing.start()
+        until(lambda: proxy.up.received_bytes > received_bytes, "an event is lost")
+        proxy.restore()  # for new connections
+        losing.join()
+        until(lambda: _is_taken(sink), "the sink has connected again")
+        listener.wait(lambda: len(statuses(listener)) == 3)
+        assert statuses(listener) == ["online", "died", "online"]
 
 
 @needs_mosquitto
