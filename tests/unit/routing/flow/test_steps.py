@@ -199,6 +199,17 @@ def test_a_device_that_has_no_time_or_fails_leaves_its_rows_to_the_cloud_alone(
     assert driven.to(Wait, MessageSent(300)).until_s == NOW_S + 0.19  # no run can stand in
 
 
+def test_a_row_that_the_cloud_answers_in_the_end_is_kept_by_no_obstacle() -> None:
+    driven = Driven(decided(kept_rows=(0,), obstacle=Reason.BREAKER_OPEN), decided(0))
+    driven.to(RunEdge)
+    assert isinstance(driven.fails(DeadlineExceeded("")), Encode)
+    call = driven.to(Send, 300).call
+    driven.to(Wait, MessageSent(300))
+    assert driven.flow.resume(driven.ended(call, REPLY), NOW_S + 0.02) is None
+    flow = driven.flow
+    assert (flow.routes, flow.answer_reason, flow.is_degraded) == ((Route.CLOUD,), Reason.EDGE_BUSY, False)
+
+
 def test_any_other_error_of_the_device_is_the_requests_own() -> None:
     driven = Driven(decided())
     driven.to(RunEdge)

@@ -271,6 +271,7 @@ class RequestFlow:
         if decision.refusal:
             raise self._away(error)
         self.second = decision = replace(decision, up_rows=rows, reason=reason)
+        self.obstacle = None  # what it kept goes up now
         yield from self._send(decision)
         self._has_edge = False
         self.plan = Plan.CLOUD
