@@ -34,10 +34,11 @@ def answer(id: str, reason: Reason = Reason.EASY, **facts: Any) -> Answer:
 def record(id: str, asked: Signals, **facts: Any) -> RequestRecord:
     """The record of a request that the device has answered, unless `facts` say otherwise."""
     whole: dict[str, Any] = {
-        "first": ROUTER.decide(STATE, asked, 1000.0), "second": None, "hardness": {0: 0.8}, "edge_s": 0.01, **facts,
+        "first": ROUTER.decide(STATE, asked, 1000.0), "second": None, "hardness": {0: 0.8}, "attempts": [],
+        "edge_s": 0.01, **facts,
     }  # fmt: skip
     model, parts = ServedModel("digits", None, "digits"), RowParts(len(asked.row_sizes_bytes))
-    return RequestRecord(model, id, asked, {}, {}, parts=parts, attempts=[], **whole)
+    return RequestRecord(model, id, asked, {}, {}, parts=parts, **whole)
 
 
 def request_trace(id: str, tags: Mapping[str, str] | None = None, **facts: Any) -> RequestTrace:

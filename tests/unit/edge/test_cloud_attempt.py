@@ -16,6 +16,7 @@ import pytest
 
 from tests.faults.scene import until
 from tests.faults.stalling import INPUTS, SentAttempt, StallingCloud, UplinkSender, decision, sender, serving
+from tests.unit.edge.request_traces import record, signals
 from upwell.edge.uplink.cloud_reply import CloudReply
 from upwell.shared.errors import InvalidRequest, Refused, Unavailable
 from upwell.shared.oip.fake_dataplane import FakeDataplane
@@ -55,6 +56,15 @@ def test_an_answer_is_told_with_what_it_cost_both_ways() -> None:
         assert answered.received_bytes > INPUTS["fp32"].nbytes
         assert (sent.rows, answered.is_first, answered.hedged) == (1, True, False)
         assert 0 < answered.total_s <= attempt.elapsed_s
+
+
+def test_a_row_that_was_kept_and_answered_in_the_end_has_not_missed_the_cloud() -> None:
+    """Else it would be spooled, and answered twice."""
+    kept = replace(decision(), up_rows=(), kept_rows=(0,), obstacle=Reason.BREAKER_OPEN)
+    with clouds(FakeDataplane()) as it:
+        answered = it.ask(decision()).attempt
+    assert record("one", signals(), first=kept).missed == {0: Reason.BREAKER_OPEN}
+    assert record("one", signals(), first=kept, attempts=[answered]).missed == {}
 
 
 def test_calls_have_names_of_their_own_though_requests_share_an_id() -> None:

@@ -328,11 +328,13 @@ class RequestRecord:
     @property
     def missed(self) -> Mapping[int, Reason]:
         """The rows that wanted the cloud but got no answer from it, with the reason."""
+        replies = self.replies  # a row that was kept may have gone up in the end
         kept = {
             row: decision.obstacle
             for decision in (self.first, self.second)
             if decision is not None and decision.obstacle is not None
             for row in decision.kept_rows
+            if row not in replies
         }
         failed = {row: a.outcome.reason for a in self.attempts if isinstance(a.outcome, CloudFailure) for row in a.rows}
         return {**kept, **failed}
