@@ -396,8 +396,8 @@ def _leave_to_group(connection: Connection, after: Rollout) -> None:
 
 
 def _give_back_to_group(connection: Connection, group: str | None, plan: RolloutPlan) -> None:
-    """Give the group the release that it had before, unless it has another one by now: devices that enrol later must
-    not get the one that was taken back.
+    """Give the group the release that it had before, unless it has another one by now, for devices that enrol later.
+    Without a former release it has none again, and they take the newest, which may be the one that was taken back.
     """
     mine = (GROUPS.c.name == group, GROUPS.c.release == plan.release)
     connection.execute(update(GROUPS).where(*mine).values(release=plan.group_release))
