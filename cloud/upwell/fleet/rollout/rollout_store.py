@@ -75,9 +75,13 @@ class StoredRollout:
 
 
 def create(
-    connection: Connection, actor: Actor, plan: RolloutPlan, target: RolloutTarget, last_seen: Callable[[Stored], bool]
+    connection: Connection,
+    actor: Actor,
+    plan: RolloutPlan,
+    target: RolloutTarget,
+    is_reachable: Callable[[Stored], bool],
 ) -> str:
-    """Start a roll-out; return its id. `last_seen` tells when a device last polled.
+    """Start a roll-out; return its id. `is_reachable` tells whether a device has polled recently.
 
     Raises `Conflict` if a device is in another one, `InvalidRequest` if there is no device for it.
     """
@@ -91,7 +95,7 @@ def create(
             "wait for its end or take it back"
         )
     rollout_id = secrets.token_hex(4)
-    candidates = [RolloutDevice(one["id"], labels_of(one), last_seen(one)) for one in devices]
+    candidates = [RolloutDevice(one["id"], labels_of(one), is_reachable(one)) for one in devices]
     group_release = None if target.group is None else find_group(connection, target.group)["release"]
     try:
         dealt = deal(rollout_id, plan.waves, candidates)
