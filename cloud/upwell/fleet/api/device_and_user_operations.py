@@ -17,7 +17,6 @@ from upwell.fleet.registry.devices import Stored
 from upwell.fleet.registry.groups import membership
 from upwell.fleet.users import Role, check_name
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.opamp import RELEASE_PACKAGE
 
 Sequence: TypeAlias = Annotated[int, Field(ge=0, le=2**53, description="Sequence number of a release.")]
 UnixSeconds: TypeAlias = Annotated[float, Field(ge=0, le=1e11, description="Seconds since 1970, UTC.")]
@@ -333,7 +332,7 @@ class _View:
         wanted = groups.wanted(device, self._assigned)
         health = device["health"] or {}
         refused = f"refused its configuration: {device['config_error']}" if device["config_status"] == "failed" else ""
-        kept_from = (device["packages"] or {}).get(RELEASE_PACKAGE, {}).get("error", "")
+        kept_from = devices.release_package(device).get("error", "")
         seen = self._presence.last_seen(device)
         return {
             **{name: device[name] for name in ("id", "name", "release", "enrolled_unix_s", "revoked_unix_s")},

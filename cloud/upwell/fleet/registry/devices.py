@@ -12,6 +12,7 @@ from upwell.fleet.registry.device_events import note_event
 from upwell.fleet.storage.database import Row, all_rows, one_row
 from upwell.fleet.storage.tables import CERTIFICATES, DEVICES, STATISTICS
 from upwell.fleet.users import Actor, record_audit
+from upwell.shared.opamp import RELEASE_PACKAGE
 
 Stored = Row
 """A device's row."""
@@ -32,6 +33,12 @@ def variables_of(device: Stored) -> dict[str, Any]:
         "os": attributes.get("os.type", ""),
         "arch": attributes.get("host.arch", ""),
     }
+
+
+def release_package(device: Stored) -> Mapping[str, str]:
+    """What the device says of its release: `status`, `error` and others; empty if it says nothing."""
+    found: Mapping[str, str] = (device["packages"] or {}).get(RELEASE_PACKAGE, {})
+    return found
 
 
 def drift_of(models: Mapping[str, Any] | None) -> dict[str, str]:

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, func, insert, select, update
 
 from upwell.fleet.errors import Conflict
 from upwell.fleet.registry.device_events import note_event
-from upwell.fleet.registry.devices import Stored, all_devices, labels_of, variables_of
+from upwell.fleet.registry.devices import Stored, all_devices, labels_of, release_package, variables_of
 from upwell.fleet.registry.groups import FRESH_S, AssignedRelease, all_groups, find_group, membership, wanted
 from upwell.fleet.rollout.rollout_state import (
     ON_NEW,
@@ -42,7 +42,6 @@ from upwell.fleet.storage.database import Row, all_rows, in_batches, the_row
 from upwell.fleet.storage.tables import DEVICES, FACTS, GROUPS, ROLLOUT_MEMBERS, ROLLOUTS, STATISTICS
 from upwell.fleet.users import Actor, record_audit
 from upwell.shared.errors import InvalidRequest
-from upwell.shared.opamp import RELEASE_PACKAGE
 
 ZONE_LABEL = "timezone"
 """The label that names a device's time zone."""
@@ -287,7 +286,7 @@ class _News:
             events += _heard(rollout, device, last_seen(device), has_counted=device_id in counted)
         if not rollout.is_over:
             events += _joined(connection, rollout, row)
-        said = {name: error for name, one in devices.items() if (error := _package_of(one).get("error"))}
+        said = {name: error for name, one in devices.items() if (error := release_package(one).get("error"))}
         return cls(events, counted, newest, said)
 
 
@@ -307,19 +306,13 @@ def _heard(rollout: Rollout, device: Stored, seen_unix_s: float | None, *, has_c
 
 def _refused(rollout: Rollout, device: Stored, member: Member) -> str:
     """Why the device keeps its release, if it says so and did not say so before the offer."""
-    package = _package_of(device)
+    package = release_package(device)
     may_stay = member.stage not in (Stage.WAITING, Stage.RETURNED)  # else it cannot go back
     runs_it = device["release"] == rollout.plan.release and may_stay
     if package.get("status") != "failed" or runs_it:
         return ""
     is_waiting = member.stage in (Stage.WAITING, *ON_NEW, Stage.RETURNED)
     return (package.get("error") or "the device could not install the release") if is_waiting else ""
-
-
-def _package_of(device: Stored) -> Mapping[str, str]:
-    """What the device says of its release."""
-    found: Mapping[str, str] = (device["packages"] or {}).get(RELEASE_PACKAGE, {})
-    return found
 
 
 def _joined(connection: Connection, rollout: Rollout, row: Row) -> Iterable[Event]:
