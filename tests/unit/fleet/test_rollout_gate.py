@@ -352,6 +352,10 @@ def test_no_device_decides_what_is_usual_however_much_it_says_it_has_served() ->
     assert rollout.pooled == pooled
     rollout, _ = step(rollout, Reported("liar", 1.0, FORMER, lies), 1.0)
     assert rollout.pooled == pooled, "it has had its share"
+    for release in (4, 5, 4):
+        for delta in (NO_COUNTS, lies):
+            rollout, _ = step(rollout, Reported("liar", 1.0, release, delta), 1.0)
+    assert rollout.pooled == pooled, "it gets no other by changing its release"
     rollout, _ = step(rollout, Reported("d0", 1.0, FORMER, Counts(50, 5, audits=900, disagreed=9)), 1.0)
     assert rollout.pooled == pooled + Counts(audits=800, disagreed=8)
     rollout, _ = step(rollout, Joined("late", Member(1, former=FORMER, before=lies)), 2.0)

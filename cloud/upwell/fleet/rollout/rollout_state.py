@@ -57,7 +57,7 @@ class Member:
     received the offer, `reported_unix_s` when it last polled. `told_before` is its complaint about a release from
     before the offer. `problem` says why it failed, `is_back` whether it was seen on its former release since that was
     offered again. `leaving` is the release that it still runs at the start, though it is on its way back to `former`;
-    what it serves under that one is not counted.
+    what it serves under that one is not counted. `pooled` is its part of the counts of all devices.
     """
 
     wave: int
@@ -76,6 +76,7 @@ class Member:
     problem: str = ""
     is_back: bool = False
     leaving: int | None = None
+    pooled: Counts = NO_COUNTS
 
 
 @dataclass(frozen=True, slots=True)

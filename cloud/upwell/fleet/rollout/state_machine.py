@@ -77,9 +77,14 @@ def begin(plan: RolloutPlan, members: Mapping[str, Member], others: Iterable[Rol
     lacking = {name: one for name, one in members.items() if (one.leaving or one.former) != plan.release}
     if not lacking:
         raise ValueError(f"every device already runs release {plan.release}")
-    pooled = sum((weighed(one.before) for one in lacking.values()), NO_COUNTS)
-    lacking = {name: replace(one, baseline=one.before) for name, one in lacking.items()}
+    lacking = {name: _with_past(one) for name, one in lacking.items()}
+    pooled = sum((one.pooled for one in lacking.values()), NO_COUNTS)
     return Rollout(plan, lacking, (WaveState(now_unix_s),), pooled)
+
+
+def _with_past(member: Member) -> Member:
+    """A device that becomes a member, by what it has served before."""
+    return replace(member, baseline=member.before, pooled=weighed(member.before))
 
 
 def step(rollout: Rollout, event: Event, now_unix_s: float) -> Step:
@@ -89,8 +94,8 @@ def step(rollout: Rollout, event: Event, now_unix_s: float) -> Step:
     if isinstance(event, Joined):
         if event.device in rollout.members or rollout.is_over:
             return rollout, ()
-        joined = replace(rollout, pooled=rollout.pooled + weighed(event.member.before))
-        return _with(joined, event.device, replace(event.member, baseline=event.member.before)), ()
+        joined = _with_past(event.member)
+        return _with(replace(rollout, pooled=rollout.pooled + joined.pooled), event.device, joined), ()
     if isinstance(event, Left):
         member = rollout.members.get(event.device)
         return (rollout if member is None else _with(rollout, event.device, replace(member, stage=Stage.LEFT))), ()
@@ -158,8 +163,9 @@ def _note_former(rollout: Rollout, event: Reported, member: Member) -> Rollout:
         member = replace(member, former=event.release, before=event.delta, baseline=event.delta)
     else:
         rollout = _note_control(rollout, event.delta, member.baseline)
-        rollout = replace(rollout, pooled=rollout.pooled + weighed(event.delta, member.before))
-        member = replace(member, before=member.before + event.delta)
+        more = weighed(event.delta, member.pooled)  # not `before`, which begins anew with each release
+        rollout = replace(rollout, pooled=rollout.pooled + more)
+        member = replace(member, before=member.before + event.delta, pooled=member.pooled + more)
     return _with(rollout, event.device, member)
 
 

@@ -248,12 +248,13 @@ def _upper(bad: int, total: int) -> float:
     return min(1.0, end)  # of a share of 1 it may be rounded up
 
 
-def weighed(delta: Counts, before: Counts = NO_COUNTS) -> Counts:
-    """What `delta` of a device that has had `before` adds to the counts of all devices: up to a thousand requests and
-    audits of one device, in proportion. So no device decides alone what is usual, however much it says it has served.
+def weighed(delta: Counts, added: Counts = NO_COUNTS) -> Counts:
+    """What `delta` of a device that has `added` so much already adds to the counts of all devices: up to a thousand
+    requests and audits of one device, in proportion. So no device decides alone what is usual, however much it says it
+    has served.
     """
-    requests, late, degraded = _first(_MOST_OF_ONE - before.requests, delta.requests, delta.late, delta.degraded)
-    audits, disagreed = _first(_MOST_OF_ONE - before.audits, delta.audits, delta.disagreed)
+    requests, late, degraded = _first(_MOST_OF_ONE - added.requests, delta.requests, delta.late, delta.degraded)
+    audits, disagreed = _first(_MOST_OF_ONE - added.audits, delta.audits, delta.disagreed)
     return Counts(requests, late, degraded, audits, disagreed)
 
 
