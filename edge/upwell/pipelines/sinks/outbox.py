@@ -236,7 +236,8 @@ class SinkRelay:
             _log.warning("%s (the first is %s)", self._problem, poison.message.key)
         self._is_rejecting = True
         self._cursors[pipeline] = poison.number
-        self._save(lambda store: store.set_aside(pipeline, self._sink.name, poison, error))
+        shown = self._database.shown
+        self._save(lambda store: store.set_aside(pipeline, self._sink.name, poison, error, shown))
 
     def _save(self, work: Callable[[OutboxStore], None]) -> None:
         epoch = self._epoch

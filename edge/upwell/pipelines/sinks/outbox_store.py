@@ -259,7 +259,7 @@ class OutboxStore:
         query = "SELECT coalesce((SELECT number FROM cursors WHERE pipeline = ? AND sink = ?), 9e18)"  # removed
         return self._number(query, pipeline, sink)
 
-    def settle(self, pipeline: str, sink: str, until: int, outcome: Outcome, shown: Collection[str] = ()) -> None:
+    def settle(self, pipeline: str, sink: str, until: int, outcome: Outcome, shown: Collection[str]) -> None:
         """Record that the sink is done with all messages up to that number. Those that no sink awaits are deleted.
 
         `shown` are the sinks that get pictures: once all of them are done with a message, its picture is deleted.
@@ -275,7 +275,7 @@ class OutboxStore:
         if sink in shown:
             self._forget_pictures(pipeline, after, until, shown)
 
-    def set_aside(self, pipeline: str, sink: str, poison: PendingMessage, error: str) -> None:
+    def set_aside(self, pipeline: str, sink: str, poison: PendingMessage, error: str, shown: Collection[str]) -> None:
         """Set aside a message that the sink can never take, for a person to look at. The sink is done with it."""
         message = poison.message
         self._connection.execute(
@@ -287,7 +287,7 @@ class OutboxStore:
         )  # fmt: skip
         while self._number("SELECT total(size_bytes) FROM poisoned") > self._limit_bytes // _POISONED_SHARE:
             self._connection.execute("DELETE FROM poisoned WHERE number = (SELECT min(number) FROM poisoned)")
-        self.settle(pipeline, sink, poison.number, "poisoned")
+        self.settle(pipeline, sink, poison.number, "poisoned", shown)
 
     def ordered_retries(self, sink: str) -> list[PendingMessage]:
         """Some of the messages set aside that a person wants sent to this sink again."""

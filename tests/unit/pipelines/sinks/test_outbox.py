@@ -360,6 +360,19 @@ def test_a_picture_takes_no_room_once_all_sinks_that_get_pictures_have_it(tmp_pa
     assert len(slow.taken) == 51
 
 
+def test_a_picture_that_is_set_aside_takes_no_room_among_those_that_wait(tmp_path: Path) -> None:
+    def choke(_: Sequence[Message]) -> None:
+        raise Poisonous(0, "it is too large")
+
+    here, away = RecordingSink("here"), RecordingSink("away", leaves_device=True)
+    here.behaviour, away.behaviour = choke, refuse
+    with outbox(tmp_path, {"dock": [here, away]}) as box:
+        box.put([message(0, picture=b"x")])
+        assert box.flush(WAIT_S, ["here"])
+    assert rows(tmp_path, "SELECT picture FROM poisoned") == [(b"x",)]
+    assert rows(tmp_path, "SELECT picture FROM messages") == [(b"",)]
+
+
 def test_what_another_process_purges_takes_no_room_and_waits_no_longer(tmp_path: Path) -> None:
     sink = RecordingSink()
     sink.behaviour = refuse
