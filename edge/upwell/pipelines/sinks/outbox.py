@@ -331,8 +331,7 @@ class Outbox:
         by_name = sinks_by_name(sinks)
         self._limits, self._may_send = limits, may_send
         self._names = _names(sinks)
-        self._database = OutboxDatabase(path, self._names, limits, others)
-        self._database.shown = _shown(by_name)
+        self._database = OutboxDatabase(path, self._names, _shown(by_name), limits, others)
         self._relays = {name: self._relay(sink) for name, sink in by_name.items()}
 
     def change(self, sinks: Mapping[str, Sequence[Sink]]) -> None:
@@ -346,8 +345,7 @@ class Outbox:
         self.end([name for name in self._relays if name not in by_name])
         for name, relay in self._relays.items():
             relay.serve([pipeline for pipeline in relay.pipelines if name in self._names.get(pipeline, ())])
-        self._database.shown = _shown(by_name)
-        self._database.change(self._names)
+        self._database.change(self._names, _shown(by_name))
         for relay in self._relays.values():
             relay.serve(self._pipelines_of(relay.sink.name))
         new = {name: self._relay(sink) for name, sink in by_name.items() if name not in self._relays}

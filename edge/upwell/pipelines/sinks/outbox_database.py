@@ -77,11 +77,16 @@ class OutboxDatabase:
     """
 
     def __init__(
-        self, path: Path, sinks: Mapping[str, Sequence[str]], limits: OutboxLimits, others: Collection[str] = ()
+        self,
+        path: Path,
+        sinks: Mapping[str, Sequence[str]],
+        shown: Collection[str],
+        limits: OutboxLimits,
+        others: Collection[str] = (),
     ) -> None:
         self._path = path
         self._sinks, self._others = sinks, others
-        self.shown: Collection[str] = ()
+        self.shown = shown
         """The names of the sinks that get pictures."""
         self._limits = limits
         self._jobs: deque[_Job[Any]] = deque()
@@ -142,9 +147,9 @@ class OutboxDatabase:
                             one.end(OutboxUnavailable("interrupted"))
         return job.result()
 
-    def change(self, sinks: Mapping[str, Sequence[str]]) -> None:
+    def change(self, sinks: Mapping[str, Sequence[str]], shown: Collection[str]) -> None:
         """Have these sinks, by pipeline, from now on. Messages that wait for a removed one are dropped."""
-        self._sinks = sinks
+        self.shown, self._sinks = shown, sinks
         with contextlib.suppress(OutboxUnavailable):  # applied with the next put that the disk takes
             self.ask(lambda _: None, durable=True)
 
