@@ -1,7 +1,8 @@
-"""What publishers and subscribers of an MQTT broker share: its address, TLS and the password."""
+"""What publishers and subscribers of an MQTT broker share: its address, TLS, the password and ids of clients."""
 
 from __future__ import annotations
 
+import secrets
 import ssl
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -52,6 +53,13 @@ def parse_broker(broker: str) -> tuple[str, int, bool]:
 def _unusable() -> ConfigError:
     text = "expected mqtts://HOST[:PORT] or mqtt://HOST[:PORT]; user and password belong in a file"
     return ConfigError.at(None, text, "broker")
+
+
+def new_client_id() -> str:
+    """An id for all connections of one client: a broker ends a former one, which a network may have dropped, before it
+    accepts the next.
+    """
+    return f"upwell{secrets.token_hex(8)}"  # 22 characters: all brokers take 23
 
 
 def read_password(path: Path) -> str:

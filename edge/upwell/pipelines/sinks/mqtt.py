@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import secrets
 import socket
 import threading
 import time
@@ -19,7 +18,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
-from upwell.pipelines.mqtt_broker import client_context, parse_broker, read_password
+from upwell.pipelines.mqtt_broker import client_context, new_client_id, parse_broker, read_password
 from upwell.pipelines.sinks.base import Message, Poisonous, SinkUnavailable
 from upwell.pipelines.sinks.sink_settings import TOPIC_PLACES, MqttSettings
 from upwell.shared.errors import ConfigError
@@ -57,9 +56,9 @@ class MqttPublisher:
         self._host, self._port, self._is_tls = parse_broker(settings.broker)
         _check_topic(settings.topic)
         self._status_topic = settings.status_topic
-        # One for all connections: the broker then ends a former one that a network has dropped. Otherwise it would hold
-        # it until its keepalive runs out, and then say "died" of a sink that is online again.
-        self._client_id = f"upwell{secrets.token_hex(8)}"  # 22 characters: all brokers take 23
+        # With an id for each connection the broker would hold a dropped one until its keepalive runs out, and then say
+        # "died" of a sink that is online again.
+        self._client_id = new_client_id()
         self._files = [*settings.tls.paths, *([settings.password_file] if settings.password_file else [])]
         self._changed = threading.Condition()
         self._answers: dict[int, ReasonCode] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -21,7 +20,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from upwell.pipelines.frame import Frame
-from upwell.pipelines.mqtt_broker import client_context, parse_broker, read_password
+from upwell.pipelines.mqtt_broker import client_context, new_client_id, parse_broker, read_password
 from upwell.pipelines.sources.base import SourceEnded, SourceState, SourceStatus
 from upwell.pipelines.sources.capture_time import FrameRate, PublisherClock
 from upwell.pipelines.sources.series import samples_of
@@ -129,7 +128,7 @@ class MqttTopic(ABC, Generic[Content]):
             raise ConfigError.at(None, "expected the topic of one camera or sensor, without wildcards", "topic")
         _check_files(settings, is_tls=self._is_tls)
         self._shown = f"{self._host}:{self._port} {settings.topic}"
-        self._client_id = f"upwell{secrets.token_hex(8)}"  # 22 characters: all brokers take 23
+        self._client_id = new_client_id()
         self._keeps_all = settings.keep == "all"
         self._change = threading.Condition()
         self._status = SourceStatus(SourceState.CONNECTING, decoder="mqtt")
