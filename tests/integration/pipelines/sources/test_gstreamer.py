@@ -39,6 +39,13 @@ def camera(command: str) -> Iterator[VideoSource]:
     until(lambda: held().is_within(before), "nothing is left")
 
 
+def decoder_and_program(others: set[int]) -> tuple[int, int]:
+    """The process of the only source and the one that it started; `others` are children of the tests before."""
+    (decoder,) = set(children()) - others
+    (program,) = children(decoder)
+    return decoder, program
+
+
 @needs_gstreamer
 @pytest.mark.parametrize(
     ("elements", "decoder"),
@@ -73,8 +80,7 @@ def test_ctrl_c_at_the_terminal_does_not_end_the_program_before_its_pipeline() -
     others = set(children())  # of the tests before
     with camera(f"{PROGRAM} {CLOCK}") as source:
         until(lambda: source.next(0.1) is not None, "it is live")
-        (decoder,) = set(children()) - others
-        (program,) = children(decoder)
+        decoder, program = decoder_and_program(others)
         assert os.getpgid(0) not in (os.getpgid(decoder), os.getpgid(program))
 
 
@@ -83,13 +89,11 @@ def test_a_program_that_is_killed_is_started_again_and_ends_with_its_decoder() -
     others = set(children())  # of the tests before
     with camera(f"{PROGRAM} {CLOCK}") as source:
         until(lambda: source.next(0.1) is not None, "it is live")
-        (decoder,) = set(children()) - others
-        (program,) = children(decoder)
+        _, program = decoder_and_program(others)
         os.kill(program, signal.SIGKILL)
         until(lambda: source.next(0.01) is None and source.status.reconnects == 1, "its end is seen")
         until(lambda: source.next(0.1) is not None and source.status.state is SourceState.LIVE, "it is live again")
-        (decoder,) = set(children()) - others
-        (program,) = children(decoder)
+        _, program = decoder_and_program(others)
     until(lambda: not is_running(program), "it has ended")
 
 
