@@ -236,7 +236,7 @@ def _count(tally: _Tally, expected: Array, got: Array, labels: Array | None, of_
     tally.not_finite += int((~finite).sum())
     tally.difference.add(expected[finite], got[finite])
     if of_second or (expected.ndim and expected.shape[-1] > 1):
-        chosen, now = (one[..., 0] > 0.5 if of_second else one.argmax(-1) for one in (expected, got))
+        chosen, now = (one[..., 0] >= 0.5 if of_second else one.argmax(-1) for one in (expected, got))
         tally.same += int((chosen == now).sum())
         tally.vectors += chosen.size
         if labels is not None:

@@ -120,6 +120,24 @@ def test_a_column_of_numbers_has_no_largest_score(tmp_path: Path) -> None:
     assert comparison.worst_agreement == 1.0
 
 
+def test_a_probability_of_one_half_is_the_second_class_as_in_answers(tmp_path: Path) -> None:
+    (tmp_path / "model.yaml").write_text(
+        "version: 1\nsignature: {inputs: {x: {kind: tensor, dtype: FP32, shape: [-1, 1]}}, "
+        "outputs: {y0: {kind: probabilities}}}\n"
+    )
+    model = model_of((-1, 1), (-1, 1), path=tmp_path / "model.onnx")
+    samples = samples_of(tmp_path, model, x=np.array([[0.5], [0.75]], np.float32), labels=np.array([1, 1]))
+    comparison = compared(
+        lambda feed: {"y0": feed["x"]},
+        lambda feed: {"y0": np.full_like(feed["x"], 0.5)},  # INT8 often gives just that
+        samples,
+        map(samples.case, samples.runs(range(2))),
+    )
+    assert comparison.accuracy is not None
+    assert (comparison.accuracy.before, comparison.accuracy.after) == (1, 1)
+    assert comparison.outputs[0].agreement == 1
+
+
 @pytest.mark.parametrize(
     ("shape", "classes"),
     [((1, 9, 3, 3), 1), ((1, 3, 3, 9), 3), ((1, 9, 1, 1), 1), ((1, 1, 1, 9), 3), ((1, 3, 9, 5), 1)],
