@@ -307,7 +307,7 @@ def open_log(path: Path, *, keeps_mode: bool = False) -> Iterator[int]:
         os.close(file)
 
 
-def is_locked(file: int, *, waits: bool = False) -> bool:
+def lock_file(file: int, *, waits: bool = False) -> bool:
     """Lock an open file until it is closed; false if another process has locked it. With `waits` it is waited for.
 
     True, too, where files cannot be locked (Windows, some network shares).

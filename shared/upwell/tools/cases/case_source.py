@@ -24,7 +24,7 @@ from upwell.edge.case_collection.collected_case import CaseFacts, CaseSignature,
 from upwell.edge.config import state_dir_of
 from upwell.edge.spool.open_database import connect, delete_rows, opened, version_of
 from upwell.shared.errors import ConfigError, Problem, UpwellError, printable
-from upwell.shared.files import is_locked, parse_json
+from upwell.shared.files import lock_file, parse_json
 from upwell.shared.opamp import CASE_SUFFIX
 from upwell.shared.units import count_of
 
@@ -101,7 +101,7 @@ def changing(folder: Path) -> Iterator[None]:
     """
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):
-            is_locked(held.enter_context((folder / _LOCK_NAME).open("ab")).fileno(), waits=True)
+            lock_file(held.enter_context((folder / _LOCK_NAME).open("ab")).fileno(), waits=True)
         yield
 
 

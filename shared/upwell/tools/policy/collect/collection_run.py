@@ -23,7 +23,7 @@ from upwell.edge.models.hardness_scorer import Scorer
 from upwell.edge.observe.request_log import encode_line
 from upwell.edge.runtimes.base import runtime_name
 from upwell.shared.errors import ConfigError, ModelFailed, UpwellError
-from upwell.shared.files import append_line, is_locked, open_log
+from upwell.shared.files import append_line, lock_file, open_log
 from upwell.shared.oip.codec.converters import serialize_infer_request
 from upwell.shared.oip.dataplane import InferRequest, InferResponse
 from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
@@ -93,7 +93,7 @@ def opened(path: Path) -> Iterator[LogFile]:
     with ExitStack() as stack:
         with ConfigError.on_os_error(path, "cannot be written", "--out"):
             file = stack.enter_context(open_log(path))
-        if not is_locked(file):
+        if not lock_file(file):
             raise ConfigError.at(path, "another command writes it; wait for it, or name another file", "--out")
         yield LogFile(path, file, _read(path))
 
