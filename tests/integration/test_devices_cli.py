@@ -104,7 +104,7 @@ def test_a_row_stands_for_all_that_differ_in_an_option_alone() -> None:
 
 def test_eighty_columns_name_every_vendor(app: typer.Typer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("upwell.tools.devices.cli.installed", lambda: ["ai_edge_litert"])
-    monkeypatch.setattr("upwell.tools.terminal._WIDE", 80)
+    monkeypatch.setattr("upwell.tools.terminal.PIPE_COLUMNS", 80)
     result = CliRunner().invoke(app, [])
     assert result.exit_code == 0
     assert "…" not in result.stdout

@@ -386,7 +386,7 @@ def test_a_long_name_is_whole_in_a_narrow_terminal(
     inputs, outputs = [onnx_models.tensor("x", ["n", 2])], [onnx_models.tensor("y", ["n", 2])]
     model = onnx_models.save(tmp_path / "m.onnx", [node], inputs, outputs, {"w": np.eye(2, dtype=np.float32)})
     np.savez(tmp_path / "d.npz", np.random.default_rng(0).standard_normal((30, 2)).astype(np.float32))
-    monkeypatch.setattr("upwell.tools.terminal._WIDE", 60)
+    monkeypatch.setattr("upwell.tools.terminal.PIPE_COLUMNS", 60)
     _, out, _ = quantize(model, "--data", tmp_path / "d.npz")
     assert name in "".join(line.split(" ")[0] for line in out.splitlines())
     assert re.search(r" \d\.\d{4} +\d\.\d{4} +\d+\.\d$", out, re.MULTILINE)  # numbers in one line

@@ -28,7 +28,8 @@ from upwell.shared.units import parse_share
 
 T = TypeVar("T")
 
-_WIDE = 1 << 16
+PIPE_COLUMNS = 1 << 16
+"""The width of standard output that is no terminal: more than any table needs."""
 
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 PolicyArgument: TypeAlias = Annotated[
@@ -63,7 +64,7 @@ def key_values(option: str, texts: Sequence[str] | None) -> dict[str, str]:
 
 def stdout_console() -> Console:
     """Standard output. Only a terminal has a width that tables must fit: a pipe or a file gets every line whole."""
-    return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _WIDE)
+    return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else PIPE_COLUMNS)
 
 
 def stderr_console() -> Console:
