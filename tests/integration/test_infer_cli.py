@@ -336,4 +336,8 @@ def test_tls_and_token_open_a_protected_server(cli: Cli, serve: Serve, tmp_path:
     code, _, err = cli(*call, "--ca", authority.ca)
     assert code == 1
     assert "UNAUTHENTICATED" in err
+    (tmp_path / "other").mkdir()
+    code, _, err = cli(*call, "--ca", Authority(tmp_path / "other", "another").ca, "--token-file", tmp_path / "token")
+    assert code == 1
+    assert " does not answer: " in err, "the certificate was refused here, so the server has said nothing"
     assert cli(*call, "--token-file", tmp_path / "token", "--deadline", "2s")[0] == 1  # no TLS on loopback unasked

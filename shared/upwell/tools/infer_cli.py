@@ -19,7 +19,7 @@ from upwell.shared.config.security import ClientSecurity, TlsFiles
 from upwell.shared.errors import ConfigError
 from upwell.shared.oip.class_labels import LABELS, take_labels
 from upwell.shared.oip.dataplane import InferRequest, InferResponse, Parameter
-from upwell.shared.oip.grpc.client.client import RemoteError, RemoteErrorKind
+from upwell.shared.oip.grpc.client.client import RemoteError
 from upwell.shared.oip.open_client import open_client
 from upwell.shared.tensors import Array, oip_datatype
 from upwell.shared.units import parse_seconds
@@ -69,8 +69,7 @@ def infer(
         response = client.infer(InferRequest(model, arrays, parameters=parameters), deadline_s)
         elapsed_s = time.monotonic() - began_s
     except RemoteError as error:
-        is_silent = error.is_unsent and error.kind is RemoteErrorKind.UNAVAILABLE  # not: an agent without its cloud
-        what = "does not answer" if is_silent else "says"
+        what = "does not answer" if error.is_unsent else "says"  # an agent without its cloud says so
         raise RemoteError(error.kind, f"{at} {what}: {error}") from None
     finally:
         client.close()
