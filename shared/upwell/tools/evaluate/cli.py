@@ -175,13 +175,13 @@ def _judged(cases: Path, model: str, *, by_cloud: bool) -> tuple[str, list[Judge
         raise ConfigError.at(cases, f"there are no evaluation cases of {model!r}; there are some of {known}", "--model")
     if len(models) > 1:
         raise ConfigError.at(cases, f"these are cases of {', '.join(models)}; choose one with --model")
-    with progress() as bar, source.reading() as read:
-        tracked = bar.track(found, description="answers")
-        judged, unseen = truths(tracked, read_labels(source.folder), read, by_cloud=by_cloud)
     answers = {facts.signature.answer for facts in found}
     if not any(one is not None and form_of(one) for one in answers):
         given = ", ".join(sorted({"nothing" if one is None else one.kind for one in answers}))
         raise ConfigError.at(cases, f"the model gives {given}; only classes, boxes and numbers can be compared")
+    with progress() as bar, source.reading() as read:
+        tracked = bar.track(found, description="answers")
+        judged, unseen = truths(tracked, read_labels(source.folder), read, by_cloud=by_cloud)
     if not judged:
         raise ConfigError.at(
             cases,
