@@ -8,7 +8,6 @@ import io
 import json
 import os
 import random
-import resource
 import signal
 import sqlite3
 import subprocess
@@ -558,14 +557,19 @@ def test_cases_that_are_gone_by_now_are_left_out_and_counted(tmp_path: Path) -> 
 EXPORT = "import sys; from upwell.tools.cli import main; sys.argv[0] = 'upwell'; main()"
 
 
-def exporting(state: Path, out: Path, limit_bytes: int = 0) -> subprocess.Popen[str]:
-    def limited() -> None:
-        if limit_bytes:
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
+LIMIT = """\
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, ({0}, {0}))
+"""
 
-    command = [sys.executable, "-c", EXPORT, "cases", "export", str(state), "--format", "coco", "--out", str(out)]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT, preexec_fn=limited)
+
+def exporting(state: Path, out: Path, limit_bytes: int = 0) -> subprocess.Popen[str]:
+    # The program limits itself: code run between fork and exec lets gRPC's threads of the tests write to its standard
+    # error.
+    program = (LIMIT.format(limit_bytes) if limit_bytes else "") + EXPORT
+    command = [sys.executable, "-c", program, "cases", "export", str(state), "--format", "coco", "--out", str(out)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
 
 
 def test_a_full_disk_leaves_no_half_export_and_one_clear_error(tmp_path: Path) -> None:
